@@ -58,7 +58,8 @@ def loops(folder: Path) -> Iterator[Loop]:
         (stage,) = CpuKernels(unit).stages(JOB).stages
         module = tvm.IRModule({"linear": stage.func.with_attr("global_symbol", "linear")})
         objects = compile_objects(module, unit, PLATFORM.triple, folder).files
-        bits = 1 if unit.dot == "smlal" else 2  # products a weight: by 16 bits, or by two bytes
+        # products for each weight: with inputs of 16 bits, or with two bytes
+        bits = 1 if unit.dot == "smlal" else 2
         yield innermost(unit.name, objects, bits)
 
 

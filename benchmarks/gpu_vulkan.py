@@ -82,9 +82,10 @@ def copy_bandwidth(name: str, rounds: int, size: int) -> float:
             work.end()
         start = time.perf_counter()
         device.queue.submit([encoder.finish()])
-        device.queue.read_buffer(target, size=4)  # waits
+        device.queue.read_buffer(target, size=4)  # waits for the device
         seconds.append(time.perf_counter() - start)
-    return 2 * size * COPIES / statistics.median(seconds[1:])  # the first one touches the memory
+    # the first copy touches the memory and does not count
+    return 2 * size * COPIES / statistics.median(seconds[1:])
 
 
 def bytes_per_token(manifest: Manifest, program: Program, position: float) -> float:
@@ -102,7 +103,7 @@ def measure(
 ) -> dict[str, Any]:
     """Medians of one model."""
     with Engine.load(artifact, verify=False, **options) as engine:
-        rates(engine, 0, prefill, decode)  # compiles
+        rates(engine, 0, prefill, decode)  # this run compiles the kernels
         seen = [rates(engine, seed, prefill, decode) for seed in range(1, rounds + 1)]
         executor = engine.asynchronous.core.executor
         ttft = statistics.median(prefill / one["prefill"] for one in seen)

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-LARGEST = 4.1e9  # weights
+LARGEST = 4.1e9  # bytes of weights
 
 
 def build(shape: str, folder: Path) -> Path:
@@ -55,7 +55,7 @@ def load(artifact: Path, tokens: int) -> dict[str, Any]:
     opened = Artifact.open(artifact)
     program, process = opened.able_programs(DEVICE.probe(None))[0], psutil.Process()
     start = process.memory_info().rss
-    codec = TextCodec.open(opened)  # kept: the engine opens one more
+    codec = TextCodec.open(opened)  # the codec is kept, because the engine opens one more
     before = process.memory_info().rss
     tokenizer = before - start
     with Engine.load(artifact, kv_memory=kv_bytes(opened.manifest, program, tokens)) as engine:

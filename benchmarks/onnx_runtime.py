@@ -41,7 +41,7 @@ def engine(root: Path, threads: int) -> dict[str, float]:
 
     params = SamplingParams(temperature=0, max_tokens=DECODE + 1, ignore_eos=True)
     with Engine.load(root, kv_memory="256MB", threads=threads) as loaded:
-        for seed in range(2):  # the first warms up; other tokens, so that no prefix is known
+        for seed in range(2):  # the first run warms up; each run has other tokens, so that no prefix is known
             prompt = np.random.default_rng(seed).integers(3, 1000, PREFILL).tolist()
             start, stamps = time.perf_counter(), []
             for _ in loaded.generate(prompt, params):

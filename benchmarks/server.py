@@ -71,7 +71,7 @@ def commands(model: Path, threads: int, port: int) -> dict[str, list[str]]:
 @contextlib.contextmanager
 def server(command: list[str], port: int, threads: int) -> Iterator[str]:
     """Start a server and wait until it answers; gives its address."""
-    # transformers' server cannot list models without the hub's cache folder, were it an empty one.
+    # transformers' server cannot list models without the hub's cache folder, even an empty one.
     cache = Path(os.environ.get("HF_HUB_CACHE", Path(tempfile.gettempdir()) / "empty-hub-cache"))
     cache.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_CACHE": str(cache)}
@@ -122,8 +122,8 @@ def main() -> None:
             api="chat",
             ignore_eos=False,
             model=None if name == "nearfar" else str(given.model),
-            # transformers tells no context length: the same bound for both, so that both get the same
-            # requests.
+            # transformers tells no context length: both servers have the same bound, so that both get the
+            # same requests.
             work=Workload(trace=TRACE, scale=given.scale, max_prompt=600, max_output=200),
         )
         bars = Bars(console)

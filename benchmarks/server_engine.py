@@ -44,7 +44,7 @@ from nearfar.fallback_server.torch_engine import TorchBackend, TorchOptions
 DATA = Path(os.environ.get("NEARFAR_SHARED", Path(__file__).parents[2] / "shared" / "data"))
 TRACE = DATA / "traffic" / "azure-llm-2023" / "AzureLLMInferenceTrace_conv.csv"
 RUNNING = 16  # sequences at once, for every engine that batches
-SYSTEM = 300  # tokens
+SYSTEM = 300  # tokens of the system prompt
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -218,7 +218,7 @@ async def compare(name: str, path: Path, options: argparse.Namespace) -> dict[st
         if key in seconds:
             run(work[:2])
     for round_ in range(options.rounds):
-        # Other prompts each round, so that none is in the prefix cache.
+        # Each round has other prompts, so that none is in the prefix cache.
         work = jobs(peer.model.config.vocab_size, context, options.requests, options.scale, seed=round_)
         tokens = sum(job.count for job in work)
         for key in seconds:

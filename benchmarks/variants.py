@@ -54,7 +54,7 @@ def compare(
         for program in able(artifact, name):
             try:
                 engine = stack.enter_context(Engine.load(artifact, program=program, **options))
-                rates(engine, 0, prefill, decode)  # compiles
+                rates(engine, 0, prefill, decode)  # this run compiles the kernels
             except DeviceError as error:
                 print(f"{program}: {error}", file=sys.stderr)
             else:

@@ -81,7 +81,7 @@ def compare(
         engines = dict(zip(names, (vulkan, webgpu), strict=True))
         decode = min(DECODE, vulkan.context - PREFILL)
         for engine in engines.values():
-            rates(engine, 0, PREFILL, decode, clock)  # compiles
+            rates(engine, 0, PREFILL, decode, clock)  # this run compiles the kernels
         seen: dict[str, list[dict[str, float]]] = {name: [] for name in names}
         for seed in range(1, rounds + 1):
             for name in names if seed % 2 else names[::-1]:

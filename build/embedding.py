@@ -39,8 +39,8 @@ def gives_embeddings(checkpoint: Path, asked: bool) -> bool:
         return True
     if "Pooling" not in kinds or "Normalize" not in kinds:
         raise CheckpointError(
-            f"{checkpoint / MODULES}: it has modules {', '.join(kinds)}, and {ADVICE}: ask for that with "
-            "--embeddings, if it will do"
+            f"{checkpoint / MODULES}: it has modules {', '.join(kinds)}, and {ADVICE}: if that is good "
+            "enough, build with --embeddings"
         )
     _check_prompt(checkpoint / SETTINGS)
     return True
@@ -74,5 +74,5 @@ def _check_prompt(file: Path) -> None:
     if name is not None and isinstance(prompts, dict) and prompts.get(name):
         raise CheckpointError(
             f"{file}: default_prompt_name {name!r} would begin every text with {str(prompts[name])[:80]!r}, "
-            "which nearfar does not: build with --embeddings, and write it into your texts"
+            "which nearfar does not add: build with --embeddings, and write it before your texts"
         )

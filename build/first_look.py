@@ -8,37 +8,54 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nearfar.build.adapters import adapter_at, pair_of
 from nearfar.checkpoint_files import ADAPTER, check_no_adapter
 from nearfar.edge_runtime.text.files import NO_TEMPLATE
 from nearfar.errors import ArtifactError, CheckpointError, RequestError
-from nearfar.hub import HUB_ID, check_there, names_of, no_path, snapshot, text_of
+from nearfar.hub import HUB_ID, check_there, no_path, snapshot, text_of
+from nearfar.step.causal import others_for
 from nearfar.step.kinds import CONFIG, check_writes_text, config_in, config_of
-from nearfar.step.models import NESTED, check_known
+from nearfar.step.models import NESTED, check_known, text_type
 
 
-def first_look(source: str, context: int | None = None, embeddings: bool = False) -> None:
+def first_look(
+    source: str, context: int | None = None, embeddings: bool = False, adapter: str | None = None
+) -> None:
     """Raise CheckpointError for a checkpoint, local or on the hub, whose settings rule out a build, for a
-    path that does not exist, and for a hub name that cannot be fetched. `context` and `embeddings` are the
-    build's options.
+    path that does not exist, and for a hub name that cannot be fetched. `context`, `embeddings` and
+    `adapter` are the build's options; the adapter's settings are checked, too.
 
     A checkpoint without a readable config.json (GGUF, MLC) is checked when it is opened.
     """
     if (told := no_path(source)) is not None:
         raise CheckpointError(told)
-    config = config_at(source)
-    if config is None:
-        _check_adapter(source)
-    else:
+    pair = pair_of(source, adapter)
+    source = pair.checkpoint
+    if pair.adapter is not None:
+        from nearfar.build.weights.lora import check_config  # imports NumPy
+
+        check_config(adapter_at(pair.adapter, beside_model=True) or {}, f"{pair.adapter}: {ADAPTER}")
+    try:
+        if pair.adapter is not None and (told := no_path(source)) is not None:
+            raise CheckpointError(told)
+        config = config_at(source)
+    except CheckpointError as error:
+        if pair.adapter is None:
+            raise
+        raise CheckpointError(f"{error} (the model of the adapter {pair.adapter})") from error
+    if config is not None:
         check_writes_text(config, source)
         _check_buildable(source, config, context, embeddings)
 
 
 def check_chats(source: str) -> None:
     """Raise RequestError for a checkpoint without a chat template, as far as its small files, or the header
-    of a local GGUF file, say.
+    of a local GGUF file, say. Of an adapter its model's files say it.
     """
+    source = pair_of(source, None).checkpoint
     path = Path(source).expanduser()
-    from nearfar.build.weights.gguf.header import is_gguf, read_header  # imports NumPy
+    # late, because the module imports NumPy
+    from nearfar.build.weights.gguf.header import is_gguf, read_header
 
     if is_gguf(path):
         there = any(key.startswith("tokenizer.chat_template") for key in read_header(path).metadata)
@@ -61,8 +78,7 @@ def _check_buildable(source: str, config: Mapping[str, Any], context: int | None
         if not isinstance(model_type, str) or model_type not in NESTED:
             check_known(config)
         elif isinstance(inner, Mapping):
-            named = inner.get("model_type") or NESTED[model_type]
-            check_known({**inner, "model_type": named}, "text_config.")
+            check_known({**inner, "model_type": text_type(model_type, inner)}, "text_config.")
         folder = _settings(source)
         _check_settings(folder, dict(config), context, embeddings)
     except CheckpointError as error:
@@ -87,8 +103,12 @@ def _check_settings(folder: Path, config: dict[str, Any], context: int | None, e
         return
     check_no_adapter(folder, str(folder))
     embeds = gives_embeddings(folder, embeddings)
-    reading = read_model(config, (), context or (longest_text(folder) if embeds else None))
-    check_unread(reading.config, reading.model_type)
+    context = context or (longest_text(folder) if embeds else None)
+    try:
+        reading = read_model(config, (), context)
+        check_unread(reading.config, reading.model_type)
+    except CheckpointError as error:  # of a model that others may compute
+        raise CheckpointError(f"{error}. {others_for(config)}") from error
     checkpoint = DirectoryCheckpoint(folder, folder.name, config, {})
     find_packed(checkpoint)
     try:
@@ -109,20 +129,6 @@ def _settings(source: str) -> Path:
     path = Path(source).expanduser()
     wanted = (*CONFIG_FILES, *EMBEDDING_FILES, *TEMPLATE_FILES, "tokenizer_config.json", ADAPTER, MLC_CONFIG)
     return path if path.exists() else snapshot(source, wanted)
-
-
-def _check_adapter(source: str) -> None:
-    """Raise CheckpointError for a folder, or a repository of the hub, with an adapter and no model."""
-    path, named = Path(source).expanduser(), HUB_ID.fullmatch(source)
-    if path.exists():
-        check_no_adapter(path, source)
-    if path.exists() or named is None or named["wanted"] is not None:
-        return
-    try:
-        if ADAPTER in names_of(source):
-            check_no_adapter(snapshot(source, (ADAPTER,)), source)
-    except ModuleNotFoundError:  # reported where the client is needed
-        return
 
 
 def config_at(source: str) -> Mapping[str, Any] | None:

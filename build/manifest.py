@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -12,6 +13,8 @@ from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.stream import KEPT, Report
 from nearfar.format import buffers as table
 from nearfar.format.manifest import (
+    OLDEST,
+    VERSION,
     Buffer,
     Cache,
     Group,
@@ -21,8 +24,10 @@ from nearfar.format.manifest import (
     ShortRope,
     StepRecords,
     StoredMatrix,
+    StoredRows,
 )
 from nearfar.format.manifest import Model as ModelRecord
+from nearfar.format.scales import PAIRS
 from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model, Step, op_record, param_record
@@ -103,6 +108,12 @@ def _rope(rope: StepRope, long: str | tuple[float, ...], short: str | tuple[floa
     return Rope(long, rope.scale, ShortRope(short, rope.short.context) if rope.short else None)
 
 
+def version(matrices: Mapping[str, Matrix]) -> int:
+    """The oldest version of the format whose readers understand how the matrices are stored."""
+    pairs = all(matrix.scales == PAIRS and not matrix.pieces for matrix in matrices.values())
+    return OLDEST if pairs else VERSION
+
+
 def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Quantization:
     """The manifest's `quantization`."""
     reasons = {dense["name"]: dense["reason"] for dense in report.dense}
@@ -116,6 +127,8 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
             reasons.get(name),
             report.carried.get(name),
             _three_digits(report.steps.get(name)),
+            m.scales,
+            tuple(StoredRows(piece.n, piece.bits, piece.group, piece.scales) for piece in m.pieces),
         )
         for name, m in matrices.items()
     )

@@ -12,9 +12,9 @@ from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS, OF_TARGET, ROUNDED
 from nearfar.kernels.buckets import Buckets
 
-PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "GGUF", "MLC")
+PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4", "GGUF", "MLC")
 """Formats of quantized checkpoints, in the order in which they are tried."""
-QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
+QUANT, GROUP_SIZE = "q4", 64  # the scheme if the command line names none and the checkpoint is not quantized
 MULTIPLIED_AS = ("float", "cooperative")
 """The default products of prompts: those of them that a target and its device classes have."""
 
@@ -44,7 +44,8 @@ class BuildOptions:
     weight, scales and biases included; `fit`: bytes of all weights; with either, each matrix has bits of its
     own. `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
     (build/program/kept.py). `kernel_figures` (webgpu, vulkan): write the figures of each kernel into the
-    artifact, for kernel developers.
+    artifact, for kernel developers. `adapter`: a LoRA adapter, a folder or a hub id, that is merged into the
+    checkpoint; a checkpoint that is an adapter itself is merged into the model that it names.
     """
 
     checkpoint: str
@@ -69,6 +70,7 @@ class BuildOptions:
     fit: int | None = None
     kernel_cache: bool = True
     kernel_figures: bool = False
+    adapter: str | None = None
 
     @property
     def multiplied_as(self) -> tuple[str, ...]:

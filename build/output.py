@@ -94,7 +94,7 @@ def _recover(path: Path) -> None:
     for old in _siblings(path, "old"):
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
-        else:  # killed between the two renames: the earlier output is still whole
+        else:  # a build was killed between the two renames: the earlier output is still complete
             old.rename(path)
     for partial in _siblings(path, "partial"):
         shutil.rmtree(partial, ignore_errors=True)

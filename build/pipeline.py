@@ -30,11 +30,12 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS
-from nearfar.format.manifest import FORMAT, VERSION, File, Manifest, TokenizerFiles, Weights
+from nearfar.format.manifest import FORMAT, File, Manifest, TokenizerFiles, Weights
 from nearfar.format.manifest_file import document
 from nearfar.format.seal import seal
 from nearfar.interruptible import Stopped
 from nearfar.kernels.contract import PRODUCTS
+from nearfar.kernels.quantized import Held
 from nearfar.room import lacking
 
 __all__ = ["BuildOptions", "Progress", "Timings", "build"]
@@ -123,8 +124,12 @@ def build(
 
 
 def _by_target(source: Source, targets: Mapping[str, Target]) -> dict[str, Source]:
-    """The source as each target stores it; targets that store it alike share one object."""
-    return {name: source.held_by(name, target.groups) for name, target in targets.items()}
+    """The source as each target stores it; targets that can store the same share one object."""
+    found: dict[Held, Source] = {}
+    for name, target in targets.items():
+        if target.held not in found:
+            found[target.held] = source.held_by(name, target.held)
+    return {name: found[target.held] for name, target in targets.items()}
 
 
 def _made_anew(sources: Mapping[str, Source]) -> Iterator[str]:
@@ -215,7 +220,7 @@ def _write_manifest(
     tokenizer = tuple(File.of(root, file) for file in made.tokenizer)
     record = Manifest(
         format=FORMAT,
-        version=VERSION,
+        version=manifest.version(source.matrices),
         target=name,
         model=manifest.model_record(checkpoint.name, model),
         cache=manifest.CACHE,
@@ -246,7 +251,9 @@ def _check(root: Path) -> None:
         artifact.verify()
         TextCodec.open(artifact)
     except ArtifactError as error:
-        raise BuildError(f"the build made what its own reader refuses, please report it: {error}") from error
+        raise BuildError(
+            f"the build wrote an artifact that its own reader rejects, please report it: {error}"
+        ) from error
 
 
 def _write_license(checkpoint: Checkpoint, root: Path) -> str:

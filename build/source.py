@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.build.adapters import folder_of, pair_of, short_name
 from nearfar.build.embedding import gives_embeddings, longest_text
 from nearfar.build.options import GROUP_SIZE, QUANT, BuildOptions
 from nearfar.build.tensors import check_model, right_head
 from nearfar.build.unread import check_unread, foreign_code
+from nearfar.build.weights.adapted import merged
 from nearfar.build.weights.choice import choose_matrices
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.lora import open_lora
 from nearfar.build.weights.packed import find_packed
 from nearfar.build.weights.packed.contract import Packed, finer, held_in
 from nearfar.build.weights.quantize import Scheme
@@ -27,7 +30,7 @@ from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.sampling import NOTHING, SamplingDefaults
-from nearfar.kernels.quantized import Matrix
+from nearfar.kernels.quantized import Held, Matrix
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -64,21 +67,22 @@ class Source:
         """Bytes of a weight as targets store it."""
         return self.matrices[param.name].bytes if param.is_matrix else 4 * param.n
 
-    def held_by(self, target: str, groups: Collection[int]) -> Source:
-        """The source as a target with only these group sizes stores it: codes in other groups are requantized
-        in finer groups. Raises BuildError where the options ask for other groups.
+    def held_by(self, target: str, held: Held) -> Source:
+        """The source as a target that can store `held` stores it: codes in other groups are requantized in
+        finer groups, scales that are stored in other ways become float16 pairs. Raises BuildError where the
+        options ask for other groups.
         """
-        there = {matrix.group for matrix in self.matrices.values() if matrix.quantized}
-        if there <= set(groups):
+        if all(map(held.holds, self.matrices.values())):
             return self
         if not self.keeps:
+            there = {matrix.group for matrix in self.matrices.values() if matrix.quantized}
             raise BuildError(
-                f"target {target} has no kernels for groups of {min(there - set(groups))}: use --group-size "
-                f"{', '.join(map(str, groups))}, or build for this target apart"
+                f"target {target} has no kernels for groups of {min(there - set(held.groups))}: use "
+                f"--group-size {', '.join(map(str, held.groups))}, or build for this target apart"
             )
-        chosen = choose_matrices(self.params, self.checkpoint, self.scheme, self.packed, self.keeps, groups)
+        chosen = choose_matrices(self.params, self.checkpoint, self.scheme, self.packed, self.keeps, held)
         report = replace(chosen.report, skipped=self.report.skipped, keys=self.report.keys)
-        scheme = held_in(self.scheme, groups) or finer(self.scheme, groups) or self.scheme
+        scheme = held_in(self.scheme, held) or finer(self.scheme, held.groups) or self.scheme
         return replace(self, matrices=chosen.matrices, scheme=scheme, report=report, keeps=chosen.keeps)
 
 
@@ -86,12 +90,16 @@ def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint. Raises CheckpointError or BuildError before any weight is read, except
     for a head that may equal the embedding.
     """
-    checkpoint = open_checkpoint(options.checkpoint)
+    pair = pair_of(options.checkpoint, options.adapter)
+    checkpoint = open_checkpoint(pair.checkpoint)
     embeds = gives_embeddings(checkpoint.path, options.embeddings)
     context = options.context or (longest_text(checkpoint.path) if embeds else None)
     reading = read_model(checkpoint.config, checkpoint.entries, context)
     check_unread(reading.config, reading.model_type)
     packed = find_packed(checkpoint)
+    if pair.adapter is not None:
+        lora = open_lora(folder_of(pair.adapter), short_name(pair.adapter))
+        checkpoint, packed = merged(checkpoint, packed, lora)
     head = right_head(reading, checkpoint, packed, context, embeds)
     reading = head.reading
     model = _with_end_tokens(reading.model, checkpoint)
@@ -108,9 +116,10 @@ def open_source(options: BuildOptions) -> Source:
     chosen = choose_matrices(params, checkpoint, scheme, packed, keeps)
     report = chosen.report
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
+    carried = packed.notes if packed is not None and keeps else ()
     return Source(
         checkpoint, reading, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling,
-        notes=(*head.notes, *filter(None, (more, *_surprises(reading)))),
+        notes=(*head.notes, *carried, *filter(None, (more, *_surprises(reading)))),
     )  # fmt: skip
 
 
@@ -170,7 +179,7 @@ def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
     """
     try:
         tokenizer = tokenizer_of(checkpoint.tokenizer_json)
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # the library raises plain exceptions
         raise CheckpointError(
             f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again"
         ) from error
@@ -203,7 +212,7 @@ def _scheme(options: BuildOptions, packed: Packed | None) -> tuple[Scheme, froze
     if packed is None or scheme is None:
         return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE), frozenset()
     asked = Scheme.parse(options.quant or scheme.name, options.group_size or scheme.group_size)
-    if asked != scheme:
+    if replace(asked, scales=scheme.scales) != scheme:
         raise BuildError(
             f"{options.checkpoint} is quantized already ({packed.name}: {scheme.name}, group "
             f"{scheme.group_size}) and --quant asks for {asked.name}, group {asked.group_size}: leave "

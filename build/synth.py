@@ -29,11 +29,11 @@ from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 
 SHAPES = Path(__file__).parent / "shapes"
-STD = 0.02  # of the weights, where the config has no initializer_range
+STD = 0.02  # standard deviation of the weights if the config has no initializer_range
 FILE_BYTES = 1_000_000_000
 CHUNK = 1 << 20  # weights drawn at a time; another value gives other weights for a seed
 BEFORE = 8  # chunks drawn ahead of the writer
-MARK = "nearfar_synth"  # key in config.json by which a directory of ours is known
+MARK = "nearfar_synth"  # the key in config.json that marks a directory made by this module
 
 Progress = Callable[[int, int], None]
 CHAT_TEMPLATE = (

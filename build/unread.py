@@ -1,6 +1,6 @@
 """Rejects a config.json with settings that the model file has not read: they are never ignored.
 
-transformers' config class of the model type says what a key means; its defaults are in config_defaults.json.
+transformers' config class of the model type says what a key means (nearfar.step.defaults has its defaults).
 A key of that class with another value than its default would change the model's answers in transformers. Keys
 that the class lacks change nothing there, except keys of other architectures that a fork of the code may have
 honoured.
@@ -8,18 +8,13 @@ honoured.
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from nearfar.build.weights.packed.settings import PLACES
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
-
-DEFAULTS = "config_defaults.json"
-"""The file in this folder with the defaults of transformers' config classes."""
+from nearfar.step.defaults import defaults_of
 
 NEUTRAL = frozenset({
     "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map",
@@ -73,21 +68,8 @@ def foreign_code(config: ConfigReader, model_type: str) -> str | None:
 
 def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """The unread keys that transformers knows and whose values differ from its defaults."""
-    known = _defaults().get(model_type, {})  # a model file of this moment may have none yet
+    known = defaults_of(model_type)  # a model file may have no default values yet
     return {key: value for key, value in unread.items() if key in known and value != known[key]}
-
-
-@functools.cache
-def _defaults() -> dict[str, dict[str, Any]]:
-    """The keys of transformers' config classes with their defaults, by model_type
-    (scripts/freeze_defaults.py).
-
-    They are copied to a file, since importing transformers takes 1 s of CPU time, and 3 s where PyTorch is
-    installed.
-    """
-    text = Path(__file__).with_name(DEFAULTS).read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = json.loads(text)
-    return found
 
 
 def _refused(config: ConfigReader, model_type: str, key: str, value: object) -> CheckpointError:

@@ -50,7 +50,7 @@ def _work_always(line: queue.SimpleQueue[tuple[Steps[Any], Future[Any]]]) -> Non
             work.close()
         elif _goes_on(work, future):
             line.put((work, future))
-        del work, future  # else the last result would be kept until the next work arrives
+        del work, future  # otherwise the last result would be kept until the next work arrives
         time.sleep(REST)
 
 

@@ -48,12 +48,13 @@ class Settings:
     head_dim: int = 64
     context: int = 1024
     tokens_per_step: int = 4096
-    length: int = 256  # in most steps
+    length: int = 256  # tokens of a sequence in most steps
     long_share: float = 0.08  # the last steps train on full contexts, so that late positions work too
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     warmup: int = 40
-    average: float = 0.99  # moving average of the weights: better than the last ones while the rate is high
+    # decay of the weights' moving average, which is better than the last weights while the rate is high
+    average: float = 0.99
 
 
 SAMPLING = {"temperature": 0.4, "top_p": 0.9}

@@ -23,7 +23,7 @@ class Sampling:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0  # 0: off
+    top_k: int = 0  # 0 turns it off
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -50,9 +50,10 @@ class TokenRequest:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_token_ids: frozenset[int] = frozenset()  # end tokens; the event of such a token has finish "stop"
-    held_token_ids: frozenset[int] = frozenset()  # of those: they come only where the grammar allows no other
+    # the end tokens that come only if the grammar allows no other token
+    held_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    logprobs: int | None = None  # how many alternatives (0: the token's own only)
+    logprobs: int | None = None  # how many alternatives to give; with 0 only the token's own
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 0  # the first token of the prompt whose log-probability is wanted
     grammar: Grammar | None = None
@@ -116,7 +117,8 @@ class TokenEvent:
     logprob: float | None = None
     top: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[tuple[Logprob, tuple[Logprob, ...]] | None, ...] | None = None
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache (first event)
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, told with the first event
+    queued: float | None = None  # seconds from the submission to the first step, told with the first event
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ class BackendInfo:
     context_length: int
     eos_token_ids: tuple[int, ...]
     max_running: int
-    cache_tokens: int  # tokens that the KV cache holds in all
-    sampling: SamplingDefaults = NOTHING  # what a request that does not say gets
+    cache_tokens: int  # the number of tokens that the KV cache holds
+    sampling: SamplingDefaults = NOTHING  # the parameters of a request that gives none
 
 
 @dataclass(frozen=True)
@@ -153,20 +155,22 @@ class RunningProgram:
 @dataclass(frozen=True)
 class BackendStats:
     """Figures of an engine. `running`, `waiting` and `cache_usage` (in [0, 1]) are current values; the others
-    count from the engine's start. `program` is set for an engine that runs an artifact.
+    count from the engine's start. `program` is set for an engine that runs an artifact. `memory`: bytes of
+    the device's memory in use, by weights, KV cache and workspaces; 0 where it is unknown.
     """
 
     running: int
     waiting: int
     cache_usage: float
-    prefix_hits: int  # tokens
-    prefix_queries: int  # tokens
+    prefix_hits: int  # in tokens
+    prefix_queries: int  # in tokens
     preemptions: int
     generated_tokens: int
     prompt_tokens: int
     steps: int
     restarts: int
     program: RunningProgram | None = None
+    memory: int = 0
 
 
 class Backend(Protocol):

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from nearfar.edge_runtime.progress import Progress, Tell
 from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.engines.base import Engine
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_engine
+from nearfar.fallback_server.engines.opening import EngineOptions, Kind, is_url, open_engine
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.connections import protocol
@@ -32,6 +32,7 @@ from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
 from nearfar.fallback_server.http.opening import Opening
+from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray
@@ -71,7 +72,8 @@ class ServeOptions:
     limits: ServerLimits = field(default_factory=ServerLimits)
     strict_fields: bool = AppOptions.strict_fields
     store: bool = AppOptions.store
-    limits_store: str | None = field(default=None, repr=False)  # its address may have a password in it
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    limits_store: str | None = field(default=None, repr=False)  # the address may contain a password
     engines: EngineOptions = field(default_factory=EngineOptions)
     ray: RayOptions | None = None
 
@@ -99,14 +101,15 @@ class DrainingServer(uvicorn.Server):
             nonlocal reason
             if not isinstance(record.msg, OSError):
                 return True
-            reason = str(record.msg).rpartition(": ")[2]  # asyncio names the address before it
+            # asyncio's message names the address before the reason
+            reason = str(record.msg).rpartition(": ")[2]
             return False
 
         told = logging.getLogger("uvicorn.error")
         told.addFilter(keep)
         try:
             await super().startup(sockets)
-        except SystemExit as error:  # uvicorn's way to say so
+        except SystemExit as error:  # uvicorn ends in this way
             at = f"{self.config.host}:{self.config.port}"
             raise NearfarError(
                 f"the server cannot listen at {at}, {reason}: is another one there? --port takes another, "
@@ -123,7 +126,8 @@ class DrainingServer(uvicorn.Server):
         if threading.current_thread() is threading.main_thread():
             for (
                 number
-            ) in ENDING:  # Ray's native handlers, set while it started, print a stack and set an alarm
+                # Ray's native handlers, which it sets when it starts, print a stack and set an alarm
+            ) in ENDING:
                 signal.signal(number, self.handle_exit)
         if not self.should_exit:
             print(_welcome(self._url(), service.engine, self._keys is not None), flush=True)
@@ -157,7 +161,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.wait((closing,))
             await service.engine.close()
         while service.admission.requests and not self.force_exit and time.monotonic() < until:
-            await asyncio.sleep(LOOK)  # slow readers
+            await asyncio.sleep(LOOK)  # slow readers still get their answers
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal (see uvicorn). Cancels the alarm of Ray's native handler, which aborts the process
@@ -208,7 +212,18 @@ def serve(models: tuple[str, ...], options: ServeOptions, tell: Tell | None = No
     """Serve until SIGTERM or Ctrl-C. `tell` receives what the server waits for before it is ready."""
     keys = check_access(options)
     set_up(options.log_format, options.log_level)
-    asyncio.run(_main(models, options, keys, tell))
+    front = options.ray is None and options.engine in ("auto", "upstream") and is_url(models)
+    with asyncio.Runner(loop_factory=_fast_loop() if front else None) as runner:
+        runner.run(_main(models, options, keys, tell))
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Uvloop's event loop where it is installed. It is for fronts, whose time goes into sockets."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop
 
 
 def check_access(options: ServeOptions) -> KeyStore | None:
@@ -240,7 +255,7 @@ async def _main(
     finally:
         if counts is not None:
             await counts.close()
-    if ended_by is not None and options.ray is None:  # Ray has processes to end
+    if ended_by is not None and options.ray is None:  # Ray still has processes to end
         _leave(CTRL_C if ended_by == signal.SIGINT else 0)
 
 
@@ -286,6 +301,7 @@ async def _run(
             counts,
             options.strict_fields,
             options.store,
+            options.prices,
         )
         app = create_app(engine, made)
         async with app.router.lifespan_context(app):
@@ -325,7 +341,7 @@ def _configured(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
         access_log=False,
         http=protocol(options.limits),
         loop="asyncio",
-        lifespan="off",  # the app's begins when there is one
+        lifespan="off",  # the app begins its own lifespan once it exists
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=int(options.drain + GRACE + 0.999),

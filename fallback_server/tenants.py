@@ -18,11 +18,12 @@ MAX_PRIORITY = 1000
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a tenant per minute, and at once. None: no limit."""
+    """Limits of a tenant per minute, at once, and per day (UTC). None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
+    tokens_per_day: int | None = None
 
 
 @dataclass(frozen=True)

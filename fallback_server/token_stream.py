@@ -12,7 +12,7 @@ from nearfar.fallback_server.backend import TokenEvent
 
 UNREAD_BYTES = 256 << 20
 """Most unread bytes in all streams of an engine together. Above that, the stream with the most is ended."""
-TOO_SLOW = "the client reads too slowly: what is not read of its answer takes too much of the server's memory"
+TOO_SLOW = "the client reads too slowly: the unread part of its answer takes too much of the server's memory"
 
 
 class Unread:
@@ -47,7 +47,7 @@ class EventStream:
         self._all_unread = all_unread
         self._events: deque[TokenEvent | NearfarError | int] = deque()
         self._came: asyncio.Future[None] | None = None
-        self._ended = False  # the last event has been handed out, or nobody wants it
+        self._ended = False  # the last event has been handed out, or no reader wants it
         self._closed = False  # no more events are taken
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:

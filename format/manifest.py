@@ -13,12 +13,18 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.kv import Float, KvDtype
 from nearfar.format.sampling import NOTHING, SamplingDefaults
+from nearfar.format.scales import PAIRS, Scales, matrix_bytes
 from nearfar.step.model import op_of, param_of
-from nearfar.step.ops import Embedding, Op
+from nearfar.step.ops import Embedding, Experts, Op, Route, chosen_from
 from nearfar.step.params import Param as StepParam
 
 FORMAT = "nearfar-artifact"
-VERSION = 3
+VERSION = 4
+"""The newest version of the format. Manifests in which a matrix has other scales than float16 pairs, or
+pieces, have it; all others have OLDEST.
+"""
+OLDEST = 3
+"""The oldest version that is read."""
 LISTING = "nearfar-targets"
 """The `format` of a listing that a server may send if a folder of several targets has no manifest.json."""
 
@@ -122,6 +128,25 @@ class StepRecords:
         """The parameters in `params`; ValueError for an invalid one, which `parse` has ruled out."""
         return tuple(map(param_of, self.params))
 
+    def share(self, param: str, rows: int) -> float:
+        """The largest share of a parameter that a step of `rows` rows reads: of the matrices of experts,
+        those that the rows choose.
+        """
+        chosen = self._chosen.get(param)
+        return 1.0 if chosen is None else min(1.0, rows * chosen[0] / chosen[1])
+
+    @functools.cached_property
+    def _chosen(self) -> dict[str, tuple[int, int]]:
+        """How many matrices of a stack each row chooses, and of how many, by the parameter's name."""
+        tops = {op.out: op.top for op in self.operations if isinstance(op, Route)}
+        stacks = {param.name: param.stack for param in self.parameters}
+        return {
+            name: (tops[op.route], stacks[name])
+            for op in self.operations
+            if isinstance(op, Experts)
+            for name in chosen_from(op)
+        }
+
 
 Carriage = Literal["exact", "codes exact, offsets rounded", "requantized"]
 CARRIED: tuple[Carriage, ...] = typing.get_args(Carriage)
@@ -129,9 +154,19 @@ CARRIED: tuple[Carriage, ...] = typing.get_args(Carriage)
 
 
 @dataclass(frozen=True)
+class StoredRows:
+    """How some rows of a matrix are stored, if its rows are not stored alike."""
+
+    n: int
+    bits: int
+    group_size: int
+    scales: Scales = PAIRS
+
+
+@dataclass(frozen=True)
 class StoredMatrix:
-    """How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for
-    floats.
+    """How a matrix [n, k] is stored: `bits` in groups of `group_size` inputs, whose scales are stored as
+    `scales` says, or 16 or 32 for floats. With `pieces`, these say how the rows are stored, in order.
 
     `reason`: why a matrix that should be quantized was not. `carried`: how it was carried over from a
     quantized checkpoint. `step`: for the checkpoint's own codes, the largest difference between a weight and
@@ -146,6 +181,19 @@ class StoredMatrix:
     reason: str | None = None
     carried: Carriage | None = None
     step: float | None = None
+    scales: Scales = PAIRS
+    pieces: tuple[StoredRows, ...] = ()
+
+    @property
+    def newer(self) -> bool:
+        """Whether readers of OLDEST cannot describe how the matrix is stored."""
+        return self.scales != PAIRS or bool(self.pieces)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the matrix as it is stored."""
+        rows = self.pieces or (StoredRows(self.n, self.bits, self.group_size, self.scales),)
+        return sum(matrix_bytes(each.n, self.k, each.bits, each.group_size, each.scales) for each in rows)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from nearfar import strict_json
 from nearfar.errors import ArtifactError
 from nearfar.format import consistency
 from nearfar.format.conversion import plain, record
-from nearfar.format.manifest import FORMAT, VERSION, Manifest
+from nearfar.format.manifest import FORMAT, OLDEST, VERSION, Manifest
 from nearfar.format.seal import FIELD, is_sealed
 
-LARGEST = 1e300  # the largest number: JSON can write numbers that float64 cannot hold
+LARGEST = 1e300  # the largest allowed number, because JSON can write numbers that float64 cannot hold
 
 
 def document(manifest: Manifest) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def _check_version(data: object, where: str) -> dict[str, Any]:
             f"{where}: artifact format {version} is newer than this nearfar understands ({VERSION}). "
             "Upgrade nearfar (pip install -U nearfar), or build the artifact again with this version"
         )
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version < OLDEST:
         raise ArtifactError(
-            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {VERSION}. Build the "
-            "artifact again with it"
+            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {OLDEST} to {VERSION}. Build "
+            "the artifact again with it"
         )
     return data

@@ -12,6 +12,10 @@ MAX_CHOICES = 128
 """The most answers to one prompt (`n`): OpenAI's limit, and far more than a device's slots run at once."""
 MAX_TOOLS = 128
 """The most tools of a request, and the most calls of a message."""
+MAX_TOOLS_BYTES = 1 << 20
+"""The most bytes of all tools of a request as JSON. Their schemas, which grammars compile, have a bound of
+their own.
+"""
 MAX_INPUTS = 2048
 """The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000."""
 MAX_STOPS = 16

@@ -47,7 +47,8 @@ def _constants() -> Iterator[str]:
     said = meanings(sizes)
     yield _constant("FORMAT", manifest.FORMAT, "The first word of a manifest.")
     yield _constant("LISTING", manifest.LISTING, meanings(manifest)["LISTING"])
-    yield _constant("VERSION", manifest.VERSION, "The version of the format; a reader reads no other.")
+    yield _constant("VERSION", manifest.VERSION, "The newest version of the format that a reader reads.")
+    yield _constant("OLDEST", manifest.OLDEST, meanings(manifest)["OLDEST"])
     yield _constant("DIGEST", seal.FIELD, "The manifest's key for its own digest.")
     for name in said:
         yield _constant(name, getattr(sizes, name), said[name])

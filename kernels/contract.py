@@ -12,7 +12,7 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.format.kv import Float, KvDtype
 from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.jobs import Attend, Job, Linear, Project, Split
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.step.model import Step
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class Packing(Protocol):
         """The packed arrays of a matrix."""
         ...
 
-    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
-        """Pack a matrix into the arrays of `parts`; `tensor` is a QuantTensor if it is quantized, else a
-        float array [n, k].
+    def pack(self, matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Array, ...]:
+        """Pack a matrix into the arrays of `parts`; `tensor` is a QuantTensor if it is quantized, QuantPieces
+        if it has pieces, else a float array [n, k].
         """
         ...
 

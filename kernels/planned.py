@@ -13,7 +13,7 @@ from nearfar.format import manifest
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Packing, Variant
 from nearfar.kernels.emission import Emit
-from nearfar.kernels.quantized import GROUPS, Matrix
+from nearfar.kernels.quantized import Held, Matrix
 
 
 class Asked(Protocol):
@@ -56,8 +56,8 @@ class Planned:
     """The rows that a step can have by default."""
     packed: bool = False
     """Whether browsers load the artifact, file by file over a network, so that it needs packs."""
-    groups: tuple[int, ...] = GROUPS
-    """The group sizes of weights for which the target has kernels."""
+    held: Held = field(default_factory=Held.pairs)
+    """The weights for which the target has kernels."""
     twin: Callable[[Path, manifest.Program], manifest.Program] | None = None
     """Makes the record of a second program from a program and its files; runtimes try the second
     one first.

@@ -4,71 +4,140 @@ into.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.format.scales import ALL, PAIRS, Scales, matrix_bytes
 from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
 GROUPS = (16, 32, 64, 128)
 """Group sizes: numbers of inputs that can share a scale and a bias."""
-SCALES_BYTES = 4
-"""Bytes of a group's scale and bias."""
 
 
 @dataclass(frozen=True)
 class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
-    `bits` is one of codes.BITS for the affine layout (MLX: w = scale*q + bias per `group` inputs), 32 or 16
-    for dense float32/float16.
+    `bits` is one of codes.BITS for codes in groups of `group` inputs, whose scales are stored as `scales`
+    says; 32 or 16 for dense float32/float16. `stack`: the matrix is so many matrices [n/stack, k], one below
+    the other. `pieces`: matrices with some of the rows each, in order, where the rows are not stored alike;
+    `bits` and `group` are then those that could hold all of them.
     """
 
     n: int
     k: int
     bits: int
     group: int = 0
+    stack: int = 1
+    scales: Scales = PAIRS
+    pieces: tuple[Matrix, ...] = ()
+
+    @staticmethod
+    def of(pieces: Sequence[Matrix]) -> Matrix:
+        """The matrix with the rows of several matrices of equal width; neighbours that are stored alike are
+        one piece.
+        """
+        joined: list[Matrix] = []
+        for piece in pieces:
+            if joined and replace(joined[-1], n=piece.n) == piece:
+                joined[-1] = replace(piece, n=joined[-1].n + piece.n)
+            else:
+                joined.append(piece)
+        if len(joined) == 1:
+            return joined[0]
+        n, bits = sum(each.n for each in joined), max(each.bits for each in joined)
+        group = min(each.group for each in joined)
+        return Matrix(n, joined[0].k, bits, group, pieces=tuple(joined))
+
+    @property
+    def each(self) -> Matrix:
+        """One of the stacked matrices."""
+        return replace(self, n=self.n // self.stack, stack=1)
 
     @property
     def quantized(self) -> bool:
-        """Whether the matrix holds integers with scales and biases."""
+        """Whether the matrix holds integers with scales."""
         return self.bits in BITS
 
     @property
+    def zero(self) -> int:
+        """The code that stands for 0, if scales are stored without offsets."""
+        return self.scales.zero(self.bits)
+
+    @property
     def bytes(self) -> int:
-        """The matrix's size as it is stored, with scales and biases."""
-        values = self.n * self.k * self.bits // 8
-        return values + self.n * (self.k // self.group) * SCALES_BYTES if self.quantized else values
+        """The matrix's size as it is stored, with its scales."""
+        if self.pieces:
+            return sum(piece.bytes for piece in self.pieces)
+        return matrix_bytes(self.n, self.k, self.bits, self.group, self.scales)
 
     @property
     def label(self) -> str:
         """The matrix in kernels' names, such as `1536x576_q4g64`."""
-        scheme = f"q{self.bits}g{self.group}" if self.quantized else f"f{self.bits}"
-        return f"{self.n}x{self.k}_{scheme}"
+        if self.pieces:
+            return f"{self.n}x{self.k}_" + "_".join(f"{piece.n}{piece.scheme}" for piece in self.pieces)
+        return f"{self.n}x{self.k}_{self.scheme}"
+
+    @property
+    def scheme(self) -> str:
+        """How the matrix is stored, in kernels' names."""
+        return f"q{self.bits}g{self.group}{self.scales.label}" if self.quantized else f"f{self.bits}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a target can store: group sizes, ways of storing scales, and whether the rows of a matrix can
+    differ (Matrix.pieces).
+    """
+
+    groups: tuple[int, ...] = GROUPS
+    scales: tuple[Scales, ...] = ALL
+    pieces: bool = True
+
+    @staticmethod
+    def pairs(groups: tuple[int, ...] = GROUPS) -> Held:
+        """What a target can store that has float16 pairs alone."""
+        return Held(groups, (PAIRS,), pieces=False)
+
+    def holds(self, matrix: Matrix) -> bool:
+        """Whether a target that can store this can store a matrix."""
+        if matrix.pieces:
+            return self.pieces and all(map(self.holds, matrix.pieces))
+        return not matrix.quantized or (matrix.group in self.groups and matrix.scales in self.scales)
 
 
 @dataclass(frozen=True)
 class QuantTensor:
-    """Quantized matrix in MLX's form: `words` uint32 [n, k*bits/32] (codes.py); `scales`, `biases` float16
-    [n, k/group].
+    """Rows of a quantized matrix: `words` uint32 [n, k*bits/32] (codes.py); `scales` and `biases` [n,
+    k/group].
+
+    They are float16 in MLX's form: w = scales · code + biases. With `units`, float16 [n, k/superblock, 2],
+    they are uint8, as format.scales.Scales says: w = (units[0] · scales) · code − units[1] · biases; if the
+    scheme has no offsets, w = units[0] · (scales − 2^(bits of a scale − 1)) · (code − zero), and `biases` and
+    units[1] are zeros.
     """
 
     words: npt.NDArray[np.uint32]
-    scales: npt.NDArray[np.float16]
-    biases: npt.NDArray[np.float16]
+    scales: npt.NDArray[Any]
+    biases: npt.NDArray[Any]
     bits: int
+    units: npt.NDArray[np.float16] | None = None
 
     @staticmethod
     def of_codes(
         codes: npt.NDArray[np.uint8],
-        scales: npt.NDArray[np.float16],
-        biases: npt.NDArray[np.float16],
+        scales: npt.NDArray[Any],
+        biases: npt.NDArray[Any],
         bits: int,
+        units: npt.NDArray[np.float16] | None = None,
     ) -> QuantTensor:
         """Pack codes uint8 [n, k] and their scales and biases."""
-        return QuantTensor(pack_codes(codes, bits), scales, biases, bits)
+        return QuantTensor(pack_codes(codes, bits), scales, biases, bits, units)
 
     @property
     def codes(self) -> npt.NDArray[np.uint8]:
@@ -84,11 +153,28 @@ class QuantTensor:
         scales, biases = (
             a if repeat == 1 else np.repeat(a, repeat, axis=1) for a in (self.scales, self.biases)
         )
-        return QuantTensor(words, scales, biases, bits)
+        return QuantTensor(words, scales, biases, bits, self.units)
 
     def __getitem__(self, rows: npt.NDArray[np.int64] | slice) -> QuantTensor:
         """Some of the rows, or all in another order. A group is within one row, so nothing else changes."""
-        return QuantTensor(self.words[rows], self.scales[rows], self.biases[rows], self.bits)
+        units = None if self.units is None else self.units[rows]
+        return QuantTensor(self.words[rows], self.scales[rows], self.biases[rows], self.bits, units)
+
+
+@dataclass(frozen=True)
+class QuantPieces:
+    """The rows of a matrix with `pieces`, piece after piece."""
+
+    pieces: tuple[QuantTensor, ...]
+
+    def __getitem__(self, rows: npt.NDArray[np.int64]) -> QuantPieces:
+        """All rows in another order, which leaves each row in its piece."""
+        made, first = [], 0
+        for piece in self.pieces:
+            n = len(piece.words)
+            made.append(piece[rows[first : first + n] - first])
+            first += n
+        return QuantPieces(tuple(made))
 
 
 @dataclass(frozen=True)

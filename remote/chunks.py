@@ -12,6 +12,7 @@ from typing import Any, get_args
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import FinishReason, TokenLogprob, TopLogprob
 from nearfar.edge_runtime.tools.parts import CallPart
+from nearfar.remote.merging import Merger
 
 FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 MAX_TOKENS = 2**31 - 1
@@ -35,10 +36,30 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An event of a stream."""
+    """Events of a stream that came together. `data`: the events as they are passed on, if they are."""
 
     parts: tuple[Piece, ...] = ()
     usage: Usage | None = None
+    data: bytes = b""
+    id: str = ""
+    """The server's id of the answer, with its first events."""
+    merger: Merger | None = None
+    """The whole answer so far, if that was asked for."""
+
+
+@dataclass(frozen=True)
+class Passed(Piece):
+    """A part of an answer with the server's events that have it. `data` is sent instead of what the piece
+    says; it is empty where an earlier piece had the events.
+    """
+
+    data: bytes = b""
+    usage_told: bool = False
+    """Whether the usage of the whole call is among the events."""
+    id: str = ""
+    """The server's id of the answer, with its first events; clients know the answer by it."""
+    merger: Merger | None = None
+    """The whole answer so far, where it is sent whole."""
 
 
 def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
@@ -49,13 +70,20 @@ def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
     return Chunk(tuple(part for part in parts if not part.empty), read_usage(record.get("usage")))
 
 
+def read_whole(record: Mapping[str, Any], *, chat: bool) -> Chunk:
+    """Read an answer that was not streamed, as one chunk whose deltas are the messages."""
+    choices = [_map(choice, "choice") for choice in _list(record.get("choices"), "choices")]
+    made = [{**choice, "delta": choice.get("message")} for choice in choices]
+    return read_chunk({**record, "choices": made}, chat=chat)
+
+
 def read_part(choice: Mapping[str, Any], *, chat: bool) -> Piece:
     """Read one choice of a chunk."""
     index, finish = (
         _count(choice.get("index"), "index"),
         _finish(_text(choice.get("finish_reason"), "finish_reason")),
     )
-    ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM tells them, if asked
+    ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM gives token ids on request
     if not chat:
         text = _text(choice.get("text"), "text")
         parallel = _map(choice.get("logprobs"), "logprobs")
@@ -136,7 +164,7 @@ def _map(value: object, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ShapeError(f"{name} is no object: {value!r:.80}")
+        raise ShapeError(f"{name} is not an object: {value!r:.80}")
     return value
 
 
@@ -144,7 +172,7 @@ def _list(value: object, name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ShapeError(f"{name} is no list: {value!r:.80}")
+        raise ShapeError(f"{name} is not a list: {value!r:.80}")
     return value
 
 
@@ -153,7 +181,7 @@ def _text(value: object, name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ShapeError(f"{name} is no text: {value!r:.80}")
+        raise ShapeError(f"{name} is not a text: {value!r:.80}")
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -161,7 +189,7 @@ def _count(value: object, name: str) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOKENS:
-        raise ShapeError(f"{name} is no count: {value!r:.80}")
+        raise ShapeError(f"{name} is not a count: {value!r:.80}")
     return value
 
 
@@ -172,7 +200,7 @@ def _number(value: object) -> float:
         or not isinstance(value, int | float)
         or (isinstance(value, int) and abs(value) > MAX_TOKENS)
     ):
-        raise ShapeError(f"logprob is no number: {value!r:.80}")
+        raise ShapeError(f"logprob is not a number: {value!r:.80}")
     return float(value) if math.isfinite(value) else -9999.0
 
 

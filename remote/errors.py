@@ -22,9 +22,9 @@ _BAD = (400, 413, 422)
 _ABSENT = (404, 405, 501)
 _BRIEFLY = {
     "timeout": "no answer in time",
-    "shape": "its answer has not the right shape",
+    "shape": "its answer does not have the right shape",
     "cut": "the connection was cut",
-    "error": "it told an error in the middle of an answer",
+    "error": "it reported an error in the middle of an answer",
 }
 A_PAGE = "a web page, so another kind of server is there: check the address and its port"
 TEXT = 2000
@@ -86,22 +86,24 @@ class FewerAnswersError(RemoteError):
 
 
 class RefusedError(RequestError):
-    """The server works and rejects the request as wrong; every other server would too. `code`: the server's,
-    if it gave one.
+    """The server works and rejects the request as wrong; every other server would too. `code` and
+    `kind` (OpenAI's `type`): the server's, if it gave any.
     """
 
-    def __init__(self, message: str, param: str | None, status: int, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None, status: int, code: str | None = None, kind: str | None = None
+    ) -> None:
         super().__init__(message, param)
-        self.status = status
+        self.status, self.kind = status, kind
         self.code = code or RequestError.code
 
 
 def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> RemoteError | RefusedError:
     """Make the error for a status and its body, which may be anything."""
     told = _told(text)
-    if status in _BAD:  # clients see this: an error page of something in between is not for them
-        message = told.message or f"the server refuses the request (status {status})"
-        return RefusedError(message, told.param, status, told.code)
+    if status in _BAD:  # clients see this message: the error page of a proxy in between is not for them
+        message = told.message or f"the server rejects the request (status {status})"
+        return RefusedError(message, told.param, status, told.code, told.kind)
     shown = f"{where}: status {status}: {told.message or shown_page(text)}"
     seconds, page = _seconds(headers), not told.message and _is_page(text)
     return RemoteError(shown, str(status), status=status, retry_after=seconds, web_page=page)
@@ -145,8 +147,9 @@ def unreachable(where: str, error: Exception) -> str:
     """The message for a server that cannot be connected to."""
     if said := no_tls(error):
         return f"{where} {said}"
-    if type(error).__name__ == "UnsupportedProtocol":  # httpx's, which is not imported for this
-        return f"{where.rstrip('/')} is no address of a server: give http://HOST:PORT or https://HOST"
+    # httpx's class, compared by name so that httpx is not imported for it
+    if type(error).__name__ == "UnsupportedProtocol":
+        return f"{where.rstrip('/')} is not the address of a server: give http://HOST:PORT or https://HOST"
     return f"{where} cannot be reached: {reason_of(error)}"
 
 
@@ -163,7 +166,8 @@ def reason_of(error: BaseException) -> str:
     """
     at: BaseException | None = error
     while at is not None:
-        if isinstance(at, OSError) and at.errno is not None:  # a gaierror's numbers are not errno's
+        # the numbers of a gaierror are not those of errno
+        if isinstance(at, OSError) and at.errno is not None:
             said = at.strerror if isinstance(at, socket.gaierror) else os.strerror(at.errno)
             return (said or "").lower() or type(at).__name__
         at = at.__cause__ or at.__context__
@@ -177,6 +181,7 @@ class _Told:
     message: str = ""
     param: str | None = None
     code: str | None = None
+    kind: str | None = None
 
 
 def _told(text: str) -> _Told:
@@ -187,7 +192,8 @@ def _told(text: str) -> _Told:
         record = json.loads(text)
     except (ValueError, RecursionError):
         return _Told()
-    if isinstance(record, list) and len(record) == 1:  # Google's servers of OpenAI's shape
+    # Google's servers of OpenAI's interface wrap an error in a list
+    if isinstance(record, list) and len(record) == 1:
         record = record[0]
     error = record.get("error", record) if isinstance(record, dict) else None
     if isinstance(error, str):
@@ -198,7 +204,13 @@ def _told(text: str) -> _Told:
     if not isinstance(message, str) or not message:
         return _Told()
     param = error.get("param")
-    return _Told(message[:TEXT], param if isinstance(param, str) else None, _code(error, message))
+    kind = error.get("type")
+    return _Told(
+        message[:TEXT],
+        param if isinstance(param, str) else None,
+        _code(error, message),
+        kind if isinstance(kind, str) and _CODE.fullmatch(kind) else None,
+    )
 
 
 def _detail(detail: object) -> object:

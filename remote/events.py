@@ -3,33 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
-from httpx_sse import EventSource
 
 EVENT_BYTES = 4 << 20
 """Largest event of a stream in bytes: far more than any token, enough for the log-probabilities of a long
 prompt.
 """
-DONE = "[DONE]"
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
+DONE = b"[DONE]"
+_BLANK = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
+_LINES = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
 
 
 class TooLongError(ValueError):
     """A body or an event exceeds its limit of bytes."""
 
 
-async def datas(response: httpx.Response) -> AsyncGenerator[str, None]:
-    """Yield the data of a stream's events until [DONE]. Comments, which keep a connection alive, are
-    skipped.
+async def datas(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
+    """Yield the data of a stream's events until [DONE], together those that came together. Comments, which
+    keep a connection alive, are skipped. Raises TooLongError for an event that does not end.
+
+    httpx-sse decodes and splits lines one by one, which took a sixth of a front's time.
     """
-    source = EventSource(httpx.Response(200, headers=_HEADERS, stream=_Bounded(raw(response))))
-    async for event in source.aiter_sse():
-        if event.data.strip() == DONE:
+    pending, first = bytearray(), True
+    async for part in raw(response):
+        if first:
+            part, first = part.removeprefix(_BOM), False
+        if (
+            _BLANK.search(pending[-3:] + part) is None
+        ):  # an event in tiny parts is not searched again and again
+            pending += part
+            blocks: list[bytes] = []
+        else:
+            *blocks, rest = _BLANK.split(bytes(pending) + part if pending else part)
+            pending = bytearray(rest)
+        if len(pending) > EVENT_BYTES or any(len(block) > EVENT_BYTES for block in blocks):
+            raise TooLongError(f"an event of more than {EVENT_BYTES} bytes")
+        found = [data for block in blocks if (data := _data(block))]
+        done = next((at for at, data in enumerate(found) if data.strip() == DONE), None)
+        if found[:done]:
+            yield found[:done]
+        if done is not None:
             return
-        if event.data:
-            yield event.data
+
+
+def _data(block: bytes) -> bytes:
+    """Return the data of one event: that of its `data` fields, joined by newlines."""
+    if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:
+        return block[6:]
+    values = [
+        line[5:].removeprefix(b" ") if line.startswith(b"data:") else b""
+        for line in _LINES.split(block)
+        if line.startswith(b"data:") or line == b"data"
+    ]
+    return b"\n".join(values)
 
 
 async def body(response: httpx.Response, limit: int) -> bytes:
@@ -67,22 +97,3 @@ async def raw(response: httpx.Response) -> AsyncIterator[bytes]:
         raise ValueError(f"the server sends {coding[:40]!r} though it was asked not to compress")
     async for part in response.aiter_raw():
         yield part
-
-
-class _Bounded(httpx.AsyncByteStream):
-    """The bytes of an event stream. Raises TooLongError where no blank line ends an event for too long."""
-
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
-        self._source = source
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the bytes."""
-        open_, tail = 0, b""
-        async for part in self._source:
-            seen = tail + part
-            end = max(seen.rfind(b"\n\n"), seen.rfind(b"\n\r\n"), seen.rfind(b"\r\r"))
-            open_ = len(seen) - end if end >= 0 else open_ + len(part)
-            if open_ > EVENT_BYTES:
-                raise TooLongError(f"an event of more than {EVENT_BYTES} bytes")
-            tail = seen[-2:]
-            yield part

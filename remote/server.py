@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 
@@ -16,21 +14,22 @@ from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.turns import in_turns
 from nearfar.errors import RequestError
 from nearfar.machine import NONCE_HEADER
-from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
+from nearfar.remote.answer import MAX_ID, Answer, Passing, failing, read_object
+from nearfar.remote.chunks import Chunk, ShapeError, read_whole
+from nearfar.remote.clock import Clock
 from nearfar.remote.errors import (
-    FewerAnswersError,
     RefusedError,
     RemoteError,
     briefly,
     error_of,
     event_error,
-    unreachable,
 )
 from nearfar.remote.events import beginning, body, datas
+from nearfar.remote.merging import Merger
+from nearfar.remote.transport import fast_transport
 from nearfar.remote.vectors import read_vectors
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
     "/v1/chat/completions",
@@ -51,13 +50,14 @@ AFTER_END = 5.0
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds to wait for a connection, for the first token (counted from the request), and for each later
-    token.
+    """Seconds to wait for a connection, for the first token (counted from the request), for each later token,
+    and for an answer that the server does not stream.
     """
 
     connect: float = 5.0
     first_token: float = 30.0
     between: float = 30.0
+    whole: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,11 @@ def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClien
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     timeout = httpx.Timeout(None, connect=connect)
+    transport = fast_transport() if direct else None
     return httpx.AsyncClient(
-        headers=headers, timeout=timeout, limits=limits, trust_env=not direct, follow_redirects=False
-    )
+        headers=headers, timeout=timeout, limits=limits, trust_env=not direct, follow_redirects=False,
+        transport=transport,
+    )  # fmt: skip
 
 
 def root_of(url: str) -> str:
@@ -92,7 +94,7 @@ def root_of(url: str) -> str:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise RequestError(f"{url!r} is no address: {error}", "url") from error
+        raise RequestError(f"{url!r} is not an address: {error}", "url") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise RequestError(
             f"the address must begin with http:// or https:// and name a host, not {url!r}", "url"
@@ -116,7 +118,7 @@ class Server:
         """
         headers = {} if nonce is None else {NONCE_HEADER: nonce}
         record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES, headers)
-        with self._failing():
+        with failing(self.name):
             return _listed(record)
 
     async def post(
@@ -127,44 +129,64 @@ class Server:
 
     async def embeddings(self, call: Mapping[str, Any], count: int) -> tuple[list[Vector], int]:
         """Return the vectors of `count` inputs, and the tokens of these."""
-        clock = _Clock(self.waits.first_token)
+        clock = Clock(self.waits.first_token)
         async with self._response("POST", EMBEDDINGS, call, clock) as response:
             data = await clock.wait(body(response, ANSWER_BYTES))
             return await in_turns(read_vectors(data, count))
 
     async def stream(
-        self, path: str, call: Mapping[str, Any], answers: int = 1
+        self,
+        path: str,
+        call: Mapping[str, Any],
+        answers: int = 1,
+        clock: Clock | None = None,
+        passing: Passing | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Yield a streamed answer, or the `answers` answers of one call. Once all have their finish reason,
         no error is raised any more.
+
+        `clock`: the clock of the stream, for a caller that may stop it. `passing`: the chunks have the
+        events, to be passed on.
         """
-        begun: set[int] = set()
-        finished: set[int] = set()
-        clock = _Clock(self.waits.first_token)
-        call = {**call, "stream": True, "stream_options": {"include_usage": True}}
+        clock = clock or Clock(self.waits.first_token)
+        clock.wind(self.waits.first_token)
+        answer = Answer(self.name, answers, path == CHAT, passing)
+        call = {
+            **call,
+            "stream": True,
+            "stream_options": {**(passing.options if passing else {}), "include_usage": True},
+        }
         try:
             async with (
                 self._response("POST", path, call, clock) as response,
                 aclosing(datas(response)) as events,
             ):
-                while (data := await clock.wait(anext(events, None))) is not None:
-                    chunk = self._read(data, answers, chat=path == CHAT)
-                    if len(finished) == answers:  # all that can come now is the usage
-                        chunk = Chunk(usage=chunk.usage)
-                    elif chunk.parts:
-                        begun |= {part.index for part in chunk.parts}
-                        finished |= {part.index for part in chunk.parts if part.finish is not None}
-                        clock.wind(self.waits.between if len(finished) < answers else AFTER_END)
-                    if chunk.parts or chunk.usage:
+                while (found := await clock.wait(anext(events, None))) is not None:
+                    chunk = answer.read(found)
+                    if chunk.parts:
+                        clock.wind(AFTER_END if answer.complete else self.waits.between)
+                    if chunk.parts or chunk.usage or chunk.data:
                         yield chunk
-            if finished and begun == finished and len(finished) < answers:
-                raise FewerAnswersError(self.name, answers, sorted({*range(answers)} - finished))
-            if len(finished) < answers:
-                raise RemoteError(f"{self.name}: the stream ended before its answer", "cut")
+                    answer.check()
+            answer.check_end()
         except (RemoteError, RefusedError) as error:
-            if len(finished) < answers:
+            if not answer.complete:
                 raise
             log.info("upstream %s, after the end of an answer: %s", self.name, briefly(error))
+
+    async def whole(
+        self, path: str, call: Mapping[str, Any], answers: int, clock: Clock
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yield the answers of a call that is not streamed, for requests that servers do not stream."""
+        clock.wind(self.waits.whole)
+        async with self._response("POST", path, {**call, "stream": False}, clock) as response:
+            record = read_object(await clock.wait(body(response, ANSWER_BYTES)))
+            if record.get("error"):
+                raise event_error(self.name, record["error"])
+            chunk = read_whole(record, chat=path == CHAT)
+            if sorted({part.index for part in chunk.parts}) != [*range(answers)]:
+                raise ShapeError(f"{len(chunk.parts)} answers, but {answers} were asked for")
+        yield replace(chunk, merger=Merger(record), id=str(record.get("id") or "")[:MAX_ID])
 
     async def _whole(
         self,
@@ -175,9 +197,9 @@ class Server:
         limit: int,
         headers: Mapping[str, str] | None = None,
     ) -> Mapping[str, Any]:
-        clock = _Clock(seconds)
+        clock = Clock(seconds)
         async with self._response(method, path, call, clock, headers) as response:
-            return _object(await clock.wait(body(response, limit)))
+            return read_object(await clock.wait(body(response, limit)))
 
     @asynccontextmanager
     async def _response(
@@ -185,14 +207,14 @@ class Server:
         method: str,
         path: str,
         call: Mapping[str, Any] | None,
-        clock: _Clock,
+        clock: Clock,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Open a response without an error status, with its body yet to be read. Failures while it is open
         become RemoteError.
         """
         request = self._http.build_request(method, checked(self.root, path), json=call, headers=headers)
-        with self._failing():
+        with failing(self.name), closing(clock):
             response = await clock.wait(self._http.send(request, stream=True))
             try:
                 if response.is_error:
@@ -202,69 +224,12 @@ class Server:
             finally:
                 await response.aclose()
 
-    def _read(self, data: str, answers: int, *, chat: bool) -> Chunk:
-        record = _object(data)
-        if record.get("error"):
-            raise event_error(self.name, record["error"])
-        chunk = read_chunk(record, chat=chat)
-        if any(part.index >= answers for part in chunk.parts):
-            raise ShapeError(
-                f"a part of answer {max(part.index for part in chunk.parts)}, but {answers} were asked for"
-            )
-        return chunk
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Convert every failure of a server to RemoteError."""
-        try:
-            yield
-        except httpx.TimeoutException as error:
-            raise RemoteError(f"{self.name}: {type(error).__name__}: {error}", "timeout") from error
-        except TimeoutError as error:
-            raise RemoteError(f"{self.name}: {error}", "timeout") from error
-        except httpx.ConnectError as error:
-            raise RemoteError(unreachable(self.name, error), "connection") from error
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise RemoteError(f"{self.name}: {type(error).__name__}: {error}", "cut") from error
-        except (ValueError, RecursionError) as error:
-            raise RemoteError(f"{self.name}: not the shape of an answer: {error}"[:500], "shape") from error
-
 
 def checked(root: str, path: str) -> str:
     """Return the URL of an allowed path. Raises RequestError for another path."""
     if path not in PATHS:
         raise RequestError(f"{path} is not passed on", "path")
     return root + path
-
-
-class _Clock:
-    """The time left for the next token. Waiting uses it up; comments and empty events do not restore it."""
-
-    def __init__(self, seconds: float) -> None:
-        self.wind(seconds)
-
-    def wind(self, seconds: float) -> None:
-        """Restart the time, after a token."""
-        self._given = self._left = seconds
-
-    async def wait(self, work: Awaitable[T]) -> T:
-        """Return the work's result. Raises TimeoutError when the time is over."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        try:
-            async with asyncio.timeout(max(self._left, 0.0)):
-                return await work
-        except TimeoutError:
-            raise TimeoutError(f"no token for {self._given:g} s") from None
-        finally:
-            self._left -= loop.time() - start
-
-
-def _object(text: str | bytes) -> Mapping[str, Any]:
-    record = json.loads(text)
-    if not isinstance(record, dict):
-        raise ShapeError(f"no object: {record!r:.80}")
-    return record
 
 
 def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:

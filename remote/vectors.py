@@ -53,7 +53,7 @@ def _numbers(text: bytes) -> Generator[None, None, Vector]:
         end = len(text) if end < 0 else end
         values = json.loads(b"[" + text[start:end] + b"]")
         if any(type(value) not in (int, float) for value in values):
-            raise ShapeError("a vector has what is no number")
+            raise ShapeError("a vector has a value that is not a number")
         try:
             with np.errstate(over="ignore"):
                 parts.append(np.array(values, np.float64).astype(np.float32))

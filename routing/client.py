@@ -42,8 +42,9 @@ class AsyncHybridClient:
     "english" is the package's own model, which knows only English and only surface features of a prompt. With
     None, no prompt goes to the cloud for its difficulty. `router`: a file that `nearfar route fit` made,
     instead of `difficulty`: it looks at what the device's model shows about the prompt, and brings its
-    threshold; "record" decides as without one, and records what the model shows, to fit one later. `state`: a JSON file that keeps costs, the calibrated threshold and speeds; marks of private
-    texts are kept in FILE.private. `records`: a JSONL file for decision records.
+    threshold; "record" decides as without one, and records what the model shows, to fit one later. `state`: a
+    JSON file that keeps costs, the calibrated threshold and speeds; marks of private texts are kept in
+    FILE.private. `records`: a JSONL file for decision records.
     """
 
     def __init__(

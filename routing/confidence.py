@@ -46,7 +46,7 @@ class Monitor:
         self._texts: deque[str] = deque(maxlen=self._options.period)
         self._runs = [0] * (
             self._options.period + 1
-        )  # by distance: how many tokens in a row equal the one so far back
+        )  # for each distance: how many tokens in a row equal the token at that distance before them
         self._count = 0
         self.lowest_logprob: float | None = None
         self.highest_entropy: float | None = None
@@ -57,7 +57,7 @@ class Monitor:
         if token.logprob is not None:
             self._logprobs.append(
                 max(token.logprob, -100.0)
-            )  # one impossible token is not the end of every mean
+            )  # one impossible token must not dominate every mean
         if token.top:
             self._entropies.append(entropy(token.top))
         period = self._repeat(token.text)

@@ -147,7 +147,7 @@ class _Wanted:
 
 def _wanted(case: _Case) -> _Wanted:
     """The side where the request should go if both could take it."""
-    if case.mode in ("device_only", "cloud_only"):  # the other side's block says it all
+    if case.mode in ("device_only", "cloud_only"):  # the other side's block is the only reason
         return _Wanted("device" if case.mode == "device_only" else "cloud", ())
     if case.mode == "prefer_device":
         return _Wanted("device", (Reason("preferred", "device", case.mode),))

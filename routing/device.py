@@ -172,13 +172,13 @@ class EngineDevice:
             raise SideError(f"the device gave no token for {limit:g} s", "stalled") from error
         except RequestError:
             raise
-        except Exception as error:  # whatever a device's library raises
+        except Exception as error:  # a device's library may raise any error
             raise SideError(f"the device failed: {error}", "lost") from error
         finally:
             if chunks is not None:
                 await self._end(chunks)
         if not finished:
-            raise SideError("the device's answer ended before it was whole", "lost")
+            raise SideError("the device's answer ended before it was complete", "lost")
 
     async def close(self) -> None:
         """Close the engine if it was loaded here; an engine that was given belongs to its owner."""

@@ -142,7 +142,7 @@ class EndpointSide:
         """
         if call.prefix and not self.endpoint.continues:
             raise SideError(
-                f"{self.endpoint.root} cannot go on with an answer that was begun elsewhere",
+                f"{self.endpoint.root} cannot continue an answer that another server began",
                 "no_continuation",
             )
         await self.name_model()

@@ -274,7 +274,7 @@ def _nobody(rules: Rules, state: State, actions: tuple[Action, ...] = ()) -> Nex
     """No side takes over: the present side continues, if it can."""
     if state.why == "hedge":
         return replace(state, phase="answering"), actions
-    if state.why == "low" and state.pending is not None:  # the cloud was wanted
+    if state.why == "low" and state.pending is not None:  # the cloud was wanted, so the answer is degraded
         shown, more = _show(replace(state, degraded=True), state.pending)
         return shown, (*actions, *more)
     return replace(state, phase="over"), (*actions, Action("fail"))

@@ -34,6 +34,7 @@ def _ask() -> Power:
         import psutil
 
         found = psutil.sensors_battery()
-    except (ImportError, AttributeError, OSError):  # not installed; not on this platform; no permission
+    # the library is not installed, the platform is not supported, or permission is missing
+    except (ImportError, AttributeError, OSError):
         return Power()
     return Power() if found is None else Power(found.percent / 100.0, bool(found.power_plugged))

@@ -153,7 +153,7 @@ def without_quotes(said: str, messages: Messages) -> str:
             else {said[at : at + QUOTE] for at in range(len(said) - QUOTE + 1)}
         )
         if any(part in said and part in text for part in parts):
-            return "the message is left out, for it quotes the prompt"
+            return "the message is omitted, because it quotes the prompt"
     return said
 
 

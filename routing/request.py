@@ -119,7 +119,7 @@ def _together(said: list[Hints]) -> Hints:
     for name in ("mode", "conversation", "expected_tokens"):
         values = {getattr(hints, name) for hints in said} - {None}
         if len(values) > 1:
-            raise RequestError(f"x_nearfar.{name} is given twice, and not the same", "x_nearfar")
+            raise RequestError(f"x_nearfar.{name} is given twice with different values", "x_nearfar")
         found[name] = values.pop() if values else None
     return Hints(**found)
 
@@ -161,7 +161,7 @@ def features_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, An
 def call_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], default_limit: int) -> Call:
     """Make the call for either side. Raises RequestError for parameters that the client does not support."""
     if params.get("n") not in (None, 1):
-        raise RequestError("n: the hybrid client gives one answer a request; ask several times", "n")
+        raise RequestError("n: the hybrid client gives one answer per request; send several requests", "n")
     if params.get("continue_final_message"):
         raise RequestError(
             "continue_final_message is the hybrid client's own means; ask a side directly",

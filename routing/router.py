@@ -354,7 +354,7 @@ class Router:
         breaker, now = self._breakers["cloud"], self._clock()
         state = breaker.state(now)
         if state == "half_open" and not breaker.allows(now):
-            state = "open"  # its probe is under way
+            state = "open"  # the breaker's probe is under way
         return CloudState(
             breaker=state,
             retry_after=breaker.retry_after(now),

@@ -59,7 +59,7 @@ class Run:
         self._held: list[UsagePiece] = []
         self._error: SideError | RequestError | None = None
         self._text, self._count = "", 0
-        self._parts = 0  # attempts that gave something
+        self._parts = 0  # the number of attempts that gave something
         self._usage: Usage | None = None
         self._monitor: Monitor | None = None
         self._started = time.monotonic()
@@ -123,7 +123,7 @@ class Run:
     def _showing(self, action: Action, piece: UsagePiece | None) -> list[UsagePiece]:
         """The pieces that an action shows."""
         if action.do == "finish":
-            return [UsagePiece(finish="length")]  # the only end that the table itself gives
+            return [UsagePiece(finish="length")]  # the table itself ends an answer only at its length
         if action.do not in ("show", "show_held"):
             return []
         held, self._held = self._held, []
@@ -295,7 +295,8 @@ class Run:
 
     def _end(self, error: BaseException | None) -> None:
         """Release remaining tickets, remember the conversation, write the decision record."""
-        for ticket in self._tickets:  # admitted, but the caller left before the call began
+        # tickets that were admitted, but whose caller left before the call began
+        for ticket in self._tickets:
             self._router.leave(ticket, self.plan, "left", None)
         usage, monitor, path = self.usage, self._monitor, self._state.path
         if path:

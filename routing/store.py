@@ -83,7 +83,7 @@ class StateWriter:
             return
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # an answer that is dropped when its loop has ended
+        except RuntimeError:  # the loop of a dropped answer has ended
             self._save(self._changes, self._content())
         else:
             self._task = loop.create_task(self._write())
@@ -103,7 +103,7 @@ class StateWriter:
             await asyncio.to_thread(self._save, self._changes, self._content())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # the loop ends, and nobody has closed the client
+        if task.cancelled():  # the loop ended without a call of close()
             self._save(self._changes, self._content())
 
     def _save(self, changes: int, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Writes build/config_defaults.json: the defaults of the installed transformers' config classes.
+"""Writes step/config_defaults.json: the defaults of the installed transformers' config classes.
 
     python scripts/freeze_defaults.py
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
-from nearfar.build.unread import DEFAULTS, NEUTRAL
+from nearfar.build.unread import NEUTRAL
+from nearfar.step.defaults import DEFAULTS
 from nearfar.step.models import architectures
 
 
@@ -35,7 +35,7 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 def main() -> None:
     """Write the file."""
     text = json.dumps(frozen(), indent=1) + "\n"
-    Path(__file__).resolve().parents[1].joinpath("build", DEFAULTS).write_text(text, encoding="utf-8")
+    DEFAULTS.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

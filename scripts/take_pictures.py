@@ -68,7 +68,7 @@ def in_terminal(command: list[str]) -> str:
         while True:
             try:
                 piece = os.read(ours, 65536)
-            except OSError:  # Linux: the other side is closed
+            except OSError:  # on Linux, the other side is closed
                 break
             if not piece:
                 break

@@ -37,9 +37,13 @@ class StepBuilder:
 
     # -- weights, caches, tables --
 
-    def matrix(self, name: str, pieces: Sequence[TensorPiece], k: int) -> str:
-        """Name a weight matrix [n, k], made of the rows of `pieces`, and return its name."""
-        return self._param(Param(name, tuple(pieces), k))
+    def matrix(
+        self, name: str, pieces: Sequence[TensorPiece], k: int, stack: int = 1, floats: bool = False
+    ) -> str:
+        """Name a weight matrix [n, k], made of the rows of `pieces`, and return its name. `stack`, `floats`:
+        see Param.
+        """
+        return self._param(Param(name, tuple(pieces), k, stack=stack, floats=floats))
 
     def vector(
         self, name: str, pieces: Sequence[TensorPiece], offset: float = 0.0, scale: float = 1.0
@@ -83,6 +87,22 @@ class StepBuilder:
         weight = self.matrix(name, pieces, x.width)
         bias = self._bias(name, pieces) if biased else None
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), name)
+
+    def route(
+        self,
+        x: Value,
+        name: str,
+        piece: TensorPiece,
+        route: Callable[[str, str], ops.Route],
+        biased: bool = False,
+    ) -> Value:
+        """Choose experts by the router `name`, whose matrix is `piece`; `route` makes the record from the
+        names of its result and of the logits.
+        """
+        weight = self.matrix(name, (piece,), x.width, floats=True)
+        bias = self._bias(name, (piece,)) if biased else None
+        logits = self._emit(lambda out: ops.Linear(out, x.name, weight, bias), "router")
+        return self._emit(lambda out: route(out, logits.name), "route")
 
     def append(self, op: Op) -> Value:
         """Add an operation that the caller made; AssertionError if another operation makes its `out`."""

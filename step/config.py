@@ -10,7 +10,7 @@ from nearfar.errors import CheckpointError
 
 LARGEST = 2**31 - 1  # the largest size: offsets in kernels are 32 bits wide
 MAX_LAYERS = 4096
-MAX_CONTEXT = 1 << 24  # positions; a page table for this many takes 64 MiB
+MAX_CONTEXT = 1 << 24  # positions; a page table for this many positions takes 64 MiB
 EPSILON = (1e-12, 0.1)  # a norm's epsilon: smaller ones vanish in float32, larger ones outweigh the values
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -78,6 +78,13 @@ class ConfigReader:
         if not all(type(token) is int and 0 <= token < vocab for token in ids):
             self.refuse(key, f"token ids from 0 to {vocab - 1:,} (vocab_size is {vocab:,})")
         return tuple(ids)
+
+    def indices(self, key: str, count: int) -> tuple[int, ...]:
+        """A list of numbers below `count`, which may be absent."""
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
+            self.refuse(key, f"a list of numbers from 0 to {count - 1}")
+        return tuple(value)
 
     def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
         """A list of `count` numbers from `least` to `most`."""

@@ -132,6 +132,8 @@ class Attention:
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """Names of the projections; one name if the checkpoint stores them in one tensor."""
     o_name: str = "o_proj"
+    sinks: str | None = None
+    """Name of the vector of the heads' sinks."""
 
 
 def order_of(rotation: Rotation, head_dim: int, interleaved: bool = False) -> RotaryOrder | None:
@@ -171,9 +173,12 @@ def attention(
             a.norm_eps if norms else 0.0, a.norm_all, a.norm_after, a.q_scale, a.v_norm if own else None, own,
         )
     )  # fmt: skip
+    sinks = None
+    if a.sinks is not None:
+        sinks = s.vector(f"{name}.{a.sinks}", (TensorPiece(f"{source}.{a.sinks}", a.heads),))
     scale = a.head_dim**-0.5 if a.scale is None else a.scale
     attended = s.append(
-        Attend(s.fresh("attended"), turned.name, at_cache, a.heads, scale, a.window, a.softcap)
+        Attend(s.fresh("attended"), turned.name, at_cache, a.heads, scale, a.window, a.softcap, sinks)
     )
     return s.linear(attended, f"{name}.o", (TensorPiece(f"{source}.{a.o_name}.weight", hidden),), a.o_bias)
 

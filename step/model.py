@@ -122,10 +122,14 @@ def param_record(param: Param) -> dict[str, Any]:
             record["start"] = piece.start
         if piece.order is not None and not piece.order.trivial:
             record["order"] = dataclasses.asdict(piece.order)
+        record |= {"stack": piece.stack} if piece.stack else {}
+        record |= {"transposed": True} if piece.transposed else {}
         pieces.append(record)
     record = {"name": param.name, "pieces": pieces}
     record |= {"k": param.k} if param.is_matrix else {}
     record |= {"offset": param.offset} if param.offset else {}
+    record |= {"stack": param.stack} if param.stack != 1 else {}
+    record |= {"floats": True} if param.floats else {}
     return record | ({"scale": param.scale} if param.scale != 1.0 else {})
 
 

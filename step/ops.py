@@ -37,6 +37,7 @@ class Role(Enum):
     INPUT = "a value that an operation before it makes"
     MATRIX = "a parameter [n, k] that x [M, k] is multiplied by"
     LOOKUP = "a parameter [n, k] whose rows are looked up"
+    STACK = "a parameter of stacked matrices, each [n, k], of which every row chooses some"
     VECTOR = "a parameter of one dimension, float32"
     CACHE = "the number of a cache"
     ROTATION = "a table of rotations"
@@ -45,6 +46,7 @@ class Role(Enum):
 Input = Annotated[str, Role.INPUT]
 Matrix = Annotated[str, Role.MATRIX]
 Lookup = Annotated[str, Role.LOOKUP]
+Stack = Annotated[str, Role.STACK]
 Vector = Annotated[str, Role.VECTOR]
 Cache = Annotated[int, Role.CACHE]
 Rotation = Annotated[str, Role.ROTATION]
@@ -53,6 +55,8 @@ Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2"]
 """silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, or exactly. relu2:
 max(x, 0)².
 """
+Score = Literal["softmax", "sigmoid"]
+"""How a router's logits become weights: by a softmax over all experts, or each by itself as σ(x)."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +324,75 @@ class Columns(Op):
 
 
 @dataclass(frozen=True)
+class Route(Op):
+    """The experts of each row: out [M, 2·top] has the numbers of `top` experts, then their weights, float32.
+
+    x [M, experts] are the router's logits. Weights are `score` of them. The experts with the highest weights
+    are chosen, the best first, of equal ones the lower number; `bias` [experts] is added for the choice
+    alone. With `normalize` (an epsilon, which may be 0) the chosen weights are divided by their sum +
+    epsilon; `scale` multiplies the result.
+    """
+
+    op: ClassVar = "route"
+    x: Input
+    top: int
+    score: Score = "softmax"
+    normalize: float | None = None
+    bias: Vector | None = None
+    scale: float = 1.0
+
+    def out_width(self, of: Shapes) -> int:
+        """2·top."""
+        return 2 * self.top
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """There must be as many experts as are chosen, and a bias for each expert."""
+        if not 0 < self.top <= of.widths[self.x]:
+            yield f"chooses {self.top} of {of.widths[self.x]} experts"
+        if self.bias is not None:
+            yield from of.long(self.bias, 1, of.widths[self.x])
+
+
+@dataclass(frozen=True)
+class Experts(Op):
+    """out = Σ over the row's experts e of weight_e · (down_e·h_e + down_bias_e), with h_e = activation(gate)
+    · up of [gate | up] = gate_up_e·x + gate_up_bias_e (Shazeer et al., 2017).
+
+    `route`: the result of Route. `gate_up` stacks matrices [2·inner, k], `down` matrices [n, inner]; their
+    biases are stacked alike. `clamp` (alpha, limit): h = (clip(up, ±limit) + 1) · g·σ(alpha·g) with g =
+    min(gate, limit), instead of `activation` (gpt-oss).
+    """
+
+    op: ClassVar = "experts"
+    x: Input
+    route: Input
+    gate_up: Stack
+    down: Stack
+    activation: Activation
+    gate_up_bias: Vector | None = None
+    down_bias: Vector | None = None
+    clamp: tuple[float, float] | None = None
+
+    def out_width(self, of: Shapes) -> int:
+        """The rows of an expert's last matrix."""
+        down = of.params[self.down]
+        return down.n // down.stack
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """Both stacks must be as high, and fit x and each other; there must be a bias for each row."""
+        first, last = of.params[self.gate_up], of.params[self.down]
+        yield from of.product(self.x, self.gate_up, self.gate_up_bias)
+        if self.down_bias is not None:
+            yield from of.long(self.down_bias, 1, last.n)
+        if first.stack != last.stack:
+            yield f"has {first.stack} experts in {self.gate_up} and {last.stack} in {self.down}"
+        elif (rows := first.n // first.stack) != 2 * last.k:
+            yield f"has {rows} rows for each expert in {self.gate_up}, and {last.k} inputs in {self.down}"
+        if of.widths[self.route] % 2:
+            yield f"reads {self.route} of {of.widths[self.route]} columns: numbers, and as many weights"
+
+
+@dataclass(frozen=True)
 class Logits(Op):
     """The head: x·Wᵀ for the rows that `logit_rows` names, float32 [16, vocab]; softcap·tanh(y/softcap) if
     there is a softcap.
@@ -375,12 +448,17 @@ def reads(op: Op) -> tuple[str, ...]:
 
 def weights_of(op: Op) -> tuple[str, ...]:
     """The parameters that an operation reads."""
-    return _named(op, Role.MATRIX, Role.LOOKUP, Role.VECTOR)
+    return _named(op, Role.MATRIX, Role.LOOKUP, Role.STACK, Role.VECTOR)
 
 
 def multiplied_by(op: Op) -> tuple[str, ...]:
     """The matrices that an operation multiplies its rows by."""
     return _named(op, Role.MATRIX)
+
+
+def chosen_from(op: Op) -> tuple[str, ...]:
+    """The stacks of matrices of which each row of an operation chooses some."""
+    return _named(op, Role.STACK)
 
 
 def looked_up_in(op: Op) -> tuple[str, ...]:

@@ -46,19 +46,35 @@ class RotaryOrder:
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """Rows [start, start + rows) of a checkpoint's tensor; `order`: the order they are brought into."""
+    """Rows [start, start + rows) of a checkpoint's tensor; `order`: the order they are brought into.
+
+    `stack`: the tensor holds so many matrices, [stack, rows/stack, k] or, as a vector, [stack, rows/stack];
+    0: one, without that dimension. `transposed`: each matrix is stored input by input, [k, n].
+    """
 
     tensor: str
     rows: int
     start: int = 0
     order: RotaryOrder | None = None
+    stack: int = 0
+    transposed: bool = False
+
+    def shape(self, rows: int, k: int) -> tuple[int, ...]:
+        """The shape of the whole tensor of `rows` rows with `k` inputs (0: a vector)."""
+        if not k:
+            return (self.stack, rows // self.stack) if self.stack else (rows,)
+        n = rows // (self.stack or 1)
+        matrix = (k, n) if self.transposed else (n, k)
+        return (self.stack, *matrix) if self.stack else matrix
 
 
 @dataclass(frozen=True)
 class Param:
     """One weight: a matrix [n, k], or, if `k` is 0, a float32 vector [n]; its pieces follow one another.
 
-    The values of a vector are offset + scale · the checkpoint's.
+    The values of a vector are offset + scale · the checkpoint's. `stack`: a matrix is so many matrices
+    [n/stack, k], one below the other, of which a step multiplies by some (experts). `floats`: a matrix is
+    quantized only if the checkpoint has its codes (routers, whose rounded logits would choose other experts).
     """
 
     name: str
@@ -66,6 +82,8 @@ class Param:
     k: int = 0
     offset: float = 0.0
     scale: float = 1.0
+    stack: int = 1
+    floats: bool = False
 
     @property
     def n(self) -> int:
@@ -87,6 +105,10 @@ class Param:
         for piece in self.pieces:
             out[piece.tensor] = max(out.get(piece.tensor, 0), piece.start + piece.rows)
         return out
+
+    def piece(self, tensor: str) -> TensorPiece:
+        """The first piece of a tensor; all pieces of a tensor agree about how it is stored."""
+        return next(piece for piece in self.pieces if piece.tensor == tensor)
 
     @property
     def order(self) -> list[int] | None:
@@ -120,4 +142,5 @@ class Param:
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor that the parameter needs."""
-        return {name: (rows, self.k) if self.is_matrix else (rows,) for name, rows in self.tensors.items()}
+        pieces = {piece.tensor: piece for piece in self.pieces}
+        return {name: pieces[name].shape(rows, self.k) for name, rows in self.tensors.items()}

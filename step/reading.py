@@ -8,19 +8,29 @@ from typing import Any
 
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
+from nearfar.step.defaults import given_defaults
 from nearfar.step.model import Model
-from nearfar.step.models import NESTED, architecture
+from nearfar.step.models import ALIASES, NESTED, architecture, text_type
 from nearfar.step.params import Param
 
-SPELLINGS = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
-"""The prefixes that stand for "model." and "lm_head." in multimodal checkpoints, in both spellings in use."""
+SPELLINGS = (
+    ("language_model.model.", "language_model.lm_head."),
+    ("model.language_model.", "lm_head."),
+    ("model.text_model.", "lm_head."),
+    ("model.", "lm_head."),
+)
+"""The prefixes that stand for "model." and "lm_head." in multimodal checkpoints, in all spellings in use."""
 
 OTHER_PARTS = (
-    "vision_tower.", "vision_model.", "multi_modal_projector.",
+    "vision_tower.", "vision_model.", "visual.", "connector.", "multi_modal_projector.", "image_newline",
     "audio_tower.", "embed_vision.", "embed_audio.",
 )  # fmt: skip
 """Prefixes of tensors of other parts than the text model, with or without "model." in front."""
 
+FLAT = ("qwen2_vl", "qwen2_5_vl")
+"""Model types whose published files have the keys of the text model beside those of the whole."""
+
+WITHIN = "text_config."
 AROUND = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
 """Keys beside `text_config` that apply to the text model if it lacks them."""
 
@@ -46,23 +56,32 @@ def read_model(
     `tensors`: names in the checkpoint, by which a multimodal checkpoint's text model is found. `tied`:
     whether the head is the embedding; None: as the config says.
     """
-    config = config if tied is None else {**config, "tie_word_embeddings": tied}
+    if tied is not None:
+        config = {**config, "tie_word_embeddings": tied}
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in NESTED:
         read = ConfigReader(config)
-        return Reading(architecture(config).model(read, context), str(model_type), read)
-    inner = _text_config(config, NESTED[model_type], tensors)
-    read = ConfigReader(inner, within="text_config.")
-    model = architecture(inner, "text_config.").model(read, context)
+        filled = read.filled(given_defaults(str(model_type)) if model_type in ALIASES else {})
+        return Reading(architecture(config).model(filled, context), str(model_type), read)
+    inner = _text_config(config, model_type, tensors)
+    if tied is not None:
+        inner["tie_word_embeddings"] = tied
+    read = ConfigReader(inner, within=WITHIN if "text_config" in config else "")
+    # Published files leave out keys with the default of transformers' class, sizes too.
+    filled = read.filled(given_defaults(inner["model_type"]))
+    model = architecture(inner, read.within).model(filled, context)
     skipped = tuple(name for name in tensors if name.removeprefix("model.").startswith(OTHER_PARTS))
     return Reading(_renamed(model, _spelling(tensors)), inner["model_type"], read, skipped)
 
 
-def _text_config(config: Mapping[str, Any], default: str, tensors: Collection[str]) -> dict[str, Any]:
+def _text_config(config: Mapping[str, Any], model_type: str, tensors: Collection[str]) -> dict[str, Any]:
     """`text_config`, completed from the keys around it: end tokens, dtype, and whether the head is the
-    embedding.
+    embedding. In a file without it, of a type of FLAT, the keys of the whole.
     """
     given = config.get("text_config")
+    if given is None and model_type in FLAT:
+        flat = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
+        return {**flat, "model_type": NESTED[model_type]}
     if not isinstance(given, Mapping):
         raise CheckpointError(f"config.json: text_config is {type(given).__name__}; expected an object")
     around = {key: config[key] for key in AROUND if config.get(key) is not None}
@@ -71,16 +90,16 @@ def _text_config(config: Mapping[str, Any], default: str, tensors: Collection[st
         **{key: value for key, value in given.items() if key not in around or value is not None},
     }
     tied = config.get("tie_word_embeddings")
-    if tied is None:
+    if tied is None or (tied is False and given.get("tie_word_embeddings") is True):
         tied = not any("lm_head." in name for name in tensors)
-    return {**inner, "model_type": inner.get("model_type") or default, "tie_word_embeddings": tied}
+    return {**inner, "model_type": text_type(model_type, given), "tie_word_embeddings": tied}
 
 
 def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
     """A function from a model file's names of tensors to the checkpoint's; CheckpointError if the text model
     is not found.
     """
-    found = [pair for pair in SPELLINGS if any(name.startswith(pair[0]) for name in tensors)]
+    found = [pair for pair in SPELLINGS if any(name.startswith(f"{pair[0]}layers.") for name in tensors)]
     if tensors and not found:
         starts = " or ".join(f"{start}*" for start, _ in SPELLINGS)
         raise CheckpointError(f"the checkpoint has no tensors {starts}: its text model was not found")

@@ -64,12 +64,20 @@ KEYS: Keys = {
     ),
     "longrope": LONGROPE,
     "su": LONGROPE,
-    "dynamic": ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "dynamic": ("factor",),
     "proportional": ("factor",),
 }  # fmt: skip
 """Keys of each rope type, besides theta and partial_rotary_factor. "su" is longrope in early Phi-3 models."""
+ALPHA = ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+"""Further keys of Hunyuan's "dynamic", of which only alpha has an effect."""
+BY_AXIS = ("mrope_section", "mrope_interleaved")
+"""Keys of models that see: pairs of a head turn by an image's row, its column or the time. The three
+positions of a text's token are equal, so these keys change nothing in texts.
+"""
+MEANS: Mapping[str, str] = {"mrope": "default"}
+"""Names of types that mean another type in texts."""
 
-COMMON = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+COMMON = ("default", "linear", "llama3", "yarn", "longrope", "proportional", "dynamic")
 """The types that mean the same in every architecture."""
 
 
@@ -91,7 +99,7 @@ def _whole(freq: Frequencies, head_dim: int) -> tuple[float, ...]:
 def read_rope(
     read: ConfigReader, head_dim: int, context: int, *, layer_type: str | None = None,
     kinds: Sequence[str] = COMMON, theta: float = 10000.0, partial: float = 1.0, original: int | None = None,
-    beside: Sequence[str] = (), parts: bool = False,
+    beside: Sequence[str] = (), parts: bool = False, alpha: bool = False,
 ) -> Rotation:  # fmt: skip
     """Read the table of a config: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
@@ -99,10 +107,11 @@ def read_rope(
     artifact's positions. `kinds`: the types that the architecture supports. `theta`, `partial`, `original`
     (positions before stretching): defaults. `beside`: keys with another purpose. `parts`: whether
     transformers' class can rotate a part of each head; other classes ignore partial_rotary_factor, or fail.
+    `alpha`: whether it knows a constant that stretches type "dynamic".
     """
 
     def table(section: ConfigReader) -> Rotation:
-        return _read(section, read, head_dim, context, kinds, theta, partial, original, beside, parts)
+        return _read(section, read, head_dim, context, kinds, theta, partial, original, beside, parts, alpha)
 
     found = [table(section) for section in rope_sections(read, layer_type)]
     if any(other != found[0] for other in found):
@@ -130,14 +139,16 @@ def _inner(section: ConfigReader, layer_type: str | None) -> ConfigReader:
 
 def _read(
     read: ConfigReader, top: ConfigReader, head_dim: int, context: int, kinds: Sequence[str], theta: float,
-    partial: float, original: int | None, beside: Sequence[str], parts: bool,
+    partial: float, original: int | None, beside: Sequence[str], parts: bool, alpha: bool,
 ) -> Rotation:  # fmt: skip
-    kind = read.choice("rope_type", kinds, read.choice("type", kinds, "default"))
-    if read.choice("type", kinds, kind) != kind:
-        read.refuse("type", f"{kind}, as rope_type says")
+    kind = _kind(read, kinds)
+    stretched = alpha and kind == "dynamic" and read.given("alpha")
     _check_neutral(read)
     _check_neutral(top)
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind], *NEUTRAL, *beside}
+    known = {
+        "rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind], *NEUTRAL, *BY_AXIS, *beside,
+        *(ALPHA if stretched else ()),
+    }  # fmt: skip
     if unknown := [key for key in read.names() if read.given(key) and key not in known]:
         read.refuse(
             unknown[0], f"nothing: rope of type {kind} is computed without it, so it is not supported"
@@ -152,10 +163,10 @@ def _read(
         told.refuse("partial_rotary_factor", "1: transformers turns whole heads in models of this type")
     if rotary < 2 or rotary % 2:
         told.refuse("partial_rotary_factor", f"a part of head_dim {head_dim} that is even, not {rotary}")
-    if kind == "dynamic":
-        return Rotation(padded(frequencies(_alpha(read, base, rotary), rotary), head_dim), rotary)
+    if stretched:
+        base = _alpha(read, base, rotary)
     freq = frequencies(base, rotary)
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # without alpha, dynamic stretches only beyond max_position_embeddings
         return Rotation(padded(freq, head_dim), rotary)
     if kind == "linear":
         factor = np.float32(read.number("factor", None, *FACTOR))
@@ -168,6 +179,16 @@ def _read(
         scaled, scale = _yarn(read, base, rotary, original, stated)
         return Rotation(padded(scaled, head_dim, scale), rotary)
     return Rotation(_longrope(read, base, (head_dim, rotary), (original, stated, context)), rotary)
+
+
+def _kind(read: ConfigReader, kinds: Sequence[str]) -> str:
+    """The type of a rotation, by `rope_type` or the older `type`, which must not differ."""
+    names = (*kinds, *MEANS)
+    told = {key: read.choice(key, names, "default") for key in ("rope_type", "type") if read.given(key)}
+    found = {MEANS.get(name, name) for name in told.values()}
+    if len(found) > 1:
+        read.refuse("type", f"{told['rope_type']}, as rope_type says")
+    return found.pop() if found else "default"
 
 
 NEUTRAL: Mapping[str, object] = {"rope_traditional": False, "rope_interleaved": False}
@@ -188,8 +209,6 @@ def original_context(read: ConfigReader, top: ConfigReader, default: int) -> int
 
 def _alpha(read: ConfigReader, theta: float, rotary: int) -> float:
     """Hunyuan's "dynamic": a constant stretches theta for every length; no other key has an effect."""
-    if not read.given("alpha"):
-        read.refuse("alpha", "a number: without it, frequencies would depend on the length of each prompt")
     return float(theta * read.number("alpha", None, 1.0, FACTOR[1]) ** (rotary / (rotary - 2)))
 
 

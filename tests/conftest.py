@@ -15,14 +15,13 @@ from tests.support import groups, times, turns
 from tests.support.artifacts import Built
 from tests.support.kept import use_kept
 
-# Tests run artifacts that another session built, or that they altered; those of trust itself take this away
-# again.
+# Tests run artifacts that another session built, or that they altered. Tests of trust remove this variable.
 os.environ.setdefault("NEARFAR_TRUST", "1")
 
-# A processor that plays a GPU takes its time for kernels: tests wait for those of their own requests only.
+# A software GPU takes long to compile kernels, so tests wait only for the kernels of their own requests.
 os.environ.setdefault("NEARFAR_READY", "no")
 
-# What is addressed by content is shared by all tests, and by the next session: `nearfar-tests` in the user's
+# Content-addressed results are shared by all tests, and by the next session: `nearfar-tests` in the user's
 # folder for caches, which can be deleted at any time.
 use_kept(os.environ)
 

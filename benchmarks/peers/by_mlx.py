@@ -35,7 +35,7 @@ def make(model: Path, text: Path, method: str, **arguments: Any) -> Quantized:
     network.set_dtype(mx.float32)
     network = METHODS[method](network, config, _tokens(model, text), **arguments)
     network.set_dtype(mx.float16)
-    # of matrices: a norm has one dimension, codes, scales and biases have two
+    # arrays with two dimensions: codes, scales and biases; a norm has one dimension
     size = sum(value.nbytes for _, value in tree_flatten(network.parameters()) if value.ndim == 2)
     return Quantized(_weights(network), size)
 
@@ -114,7 +114,7 @@ def dwq(network: Any, config: Any, tokens: mx.array, bits: int, group: int, rate
 
     student = copy.deepcopy(network)
     nn.quantize(student, group_size=group, bits=bits)
-    # what it validates with is only printed: one batch, which any text has
+    # the validation's result is only printed: one batch is enough, which any text has
     samples = [(row, 0) for row in np.array(tokens).tolist()]
     dwq_quantize(
         student, lambda batch, step, split: network(batch), optimizers.Adam(rate, bias_correction=True),

@@ -32,7 +32,8 @@ def convert(file: Path, folder: Path) -> None:
         for name, stored in source.entries.items()
     }
     source.write_tokenizer(folder)
-    # of transformers, which knows where a version of it looks for what (the base of RoPE has moved)
+    # transformers writes the config itself, because it knows where its own version reads each setting (the
+    # base of RoPE has moved)
     AutoConfig.for_model(**source.config).save_pretrained(folder)
     save_file(
         {name: np.ascontiguousarray(value) for name, value in weights.items()},

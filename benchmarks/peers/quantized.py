@@ -39,7 +39,7 @@ def main() -> None:
     start = time.perf_counter()
     made: Quantized = module.make(Path(model), Path(text), **json.loads(arguments))
     seconds = time.perf_counter() - start
-    # of Linux: in KiB; a tool that was started counts like the process itself
+    # on Linux the peak is in KiB; a tool that was started counts like the process itself
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     save_file({name: np.ascontiguousarray(value) for name, value in made.weights.items()}, output)
     print(json.dumps({"bytes": made.size, "seconds": seconds, "peak_mb": peak * 1024 / 1e6}))

@@ -153,7 +153,7 @@ def _attribute(node: nodes.Getattr, above: nodes.Node | None) -> Iterator[str]:
         yield f"the attribute {node.attr!r}"
     elif node.attr in _PYTHON and not any(node.attr in names for names in methods.values()):
         called = isinstance(above, nodes.Call) and above.node is node
-        # The template means a key of that name, unless every dict has a method with it.
+        # The template means a key of that name, unless every dict has a method of that name.
         if called or node.attr in dir(dict):
             yield f"the method {node.attr!r}"
 

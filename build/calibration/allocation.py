@@ -97,7 +97,7 @@ def _with_each(
     after: dict[str, Forward] = {}
     for name, probe in probes.items():
         weights = FloatWeights(source, given={name: probe})
-        if index and name in parts[0].params:  # a head that is the embedding as well
+        if index and name in parts[0].params:  # the head's matrix is the embedding as well
             yield name, _answers(Forward(step, forward.windows), parts, weights)
         elif index == len(parts) - 1:
             yield name, _answers(forward.copy(), parts[index:], weights)
@@ -196,7 +196,7 @@ def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
         spent += costs[name].size[more] - costs[name].size[less]
         if spent > budget:
             spent -= costs[name].size[more] - costs[name].size[less]
-            continue  # others may be small enough
+            continue  # other matrices may be small enough
         chosen[name] = more
         if at + 2 < len(steps[name]):
             heapq.heappush(waiting, step(name, at + 1))
@@ -207,8 +207,8 @@ def _check_room(budget: int, least: int) -> None:
     """Raise BuildError where the matrices take `least` bytes with the fewest bits, more than `budget`."""
     if least > budget:
         raise BuildError(
-            f"the size asked for leaves {show_size(max(budget, 0))} for the matrices, which have "
-            f"{show_size(least)} with {min(BITS)} bits each: ask for more"
+            f"the requested size leaves {show_size(max(budget, 0))} for the matrices, which have "
+            f"{show_size(least)} with {min(BITS)} bits each: request more"
         )
 
 

@@ -66,7 +66,8 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def _silu(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # exp of a large negative number's opposite: the quotient is 0
+    # exp(-x) of a large negative x overflows, and the quotient becomes 0 as it should
+    with np.errstate(over="ignore"):
         return np.asarray(x / (1 + np.exp(-x)))
 
 

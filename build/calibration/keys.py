@@ -111,7 +111,7 @@ def key_rounding(
 
     parts = stretches(step)
     while not any(isinstance(op, ops.Attend) for op in parts[-1].ops):
-        parts.pop()  # the operations after the last attention
+        parts.pop()  # the operations after the last attention are not needed
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
         forward.advance(stretch, FloatWeights(source, solved), heads=heads)

@@ -124,6 +124,50 @@ def columns(run: Run, op: ops.Columns) -> Array:
     return run.values[op.x][:, op.start : op.start + op.count]
 
 
+def route(run: Run, op: ops.Route) -> Array:
+    x = run.values[op.x]
+    real = x.dtype.type
+    if op.score == "sigmoid":
+        scores = 1 / (1 + np.exp(-x))
+    else:
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        scores = powers / powers.sum(-1, keepdims=True)
+    better = scores if op.bias is None else scores + run.weights[op.bias]
+    chosen = np.argsort(-better, axis=-1, kind="stable")[:, : op.top]
+    weights = np.take_along_axis(scores, chosen, -1)
+    if op.normalize is not None:
+        weights = weights / (weights.sum(-1, keepdims=True) + real(op.normalize))
+    return np.concatenate([chosen.astype(x.dtype), weights * real(op.scale)], -1)
+
+
+def experts(run: Run, op: ops.Experts) -> Array:
+    """Compute expert by expert, with the rows that have chosen the expert."""
+    x, top = run.values[op.x], run.values[op.route].shape[1] // 2
+    chosen, weights = run.values[op.route][:, :top].astype(np.int64), run.values[op.route][:, top:]
+    gate_up, down = run.weights[op.gate_up], run.weights[op.down]
+    stack = len(gate_up) // (2 * down.shape[1])
+    first, last = (part.reshape(stack, -1, part.shape[1]) for part in (gate_up, down))
+    biases = [None if name is None else run.weights[name].reshape(stack, -1) for name in
+              (op.gate_up_bias, op.down_bias)]  # fmt: skip
+    out = np.zeros((len(x), last.shape[1]), x.dtype)
+    for expert in np.unique(chosen):
+        rows, place = np.nonzero(chosen == expert)
+        own = [None if bias is None else bias[expert] for bias in biases]
+        gate, up = np.split(linear(x[rows], first[expert], own[0]), 2, -1)
+        made = linear(gated(op, gate, up), last[expert], own[1])
+        np.add.at(out, rows, made * weights[rows, place][:, None])
+    return out
+
+
+def gated(op: ops.Experts, gate: Array, up: Array) -> Array:
+    """The hidden values of an expert."""
+    if op.clamp is None:
+        return np.asarray(ACTIVATIONS[op.activation](gate) * up)
+    alpha, limit = map(gate.dtype.type, op.clamp)
+    gate = np.minimum(gate, limit)
+    return np.asarray((np.clip(up, -limit, limit) + 1) * (gate / (1 + np.exp(-alpha * gate))))
+
+
 def logits(run: Run, op: ops.Logits) -> Array:
     rows = run.wanted(run.values[op.x])
     return capped(linear(rows, run.weights[op.weight], _bias(run, op.bias)), op.softcap)
@@ -145,6 +189,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Any, Any], Array]] = {
     ops.Mul: mul,
     ops.Scale: scale,
     ops.Columns: columns,
+    ops.Route: route,
+    ops.Experts: experts,
     ops.Logits: logits,
     ops.Embedding: embedding,
 }

@@ -43,13 +43,13 @@ def check_quality(options: BuildOptions, source: Source) -> None:
     if source.keeps:
         kept = source.packed.name if source.packed is not None else ""
         raise BuildError(
-            f"--quality {options.quality} looks for codes, and those of {options.checkpoint} ({kept}) are "
-            f"kept: leave it out, or quantize anew with --requantize {source.scheme.name}"
+            f"--quality {options.quality} chooses codes, but the codes of {options.checkpoint} ({kept}) are "
+            f"kept: leave --quality out, or quantize anew with --requantize {source.scheme.name}"
         )
     if not source.scheme.bits:
         raise BuildError(
-            f"--quality {options.quality} is about quantized weights, and none are asked for: leave it out, "
-            "or say --quant q4"
+            f"--quality {options.quality} is for quantized weights, and these are not to be quantized: leave "
+            "--quality out, or use --quant q4"
         )
 
 

@@ -21,6 +21,7 @@ from nearfar.build.source import Source
 from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, stack, to_float32
 from nearfar.build.weights.second_order import F64, Curvature, quantize_second_order
 from nearfar.build.weights.solved import Solved
+from nearfar.build.weights.stream import read_rows
 from nearfar.step import ops
 from nearfar.step.params import Param
 
@@ -79,10 +80,10 @@ class FloatWeights(Mapping[str, Array]):
 def rows_of(source: Source, name: str, start: int = 0, stop: int | None = None) -> Array:
     """Read rows [start, stop) of a checkpoint's tensor as floats, dequantized where it is quantized."""
     packed = source.packed
+    param = next(param for param in source.params if name in param.tensors)
     if packed is not None and name in packed.tensors:
-        rows = next(param.tensors[name] for param in source.params if name in param.tensors)
-        return packed.weights(name, *slice(start, stop).indices(rows)[:2])
-    return source.checkpoint.read(name, start, stop)
+        return packed.weights(name, *slice(start, stop).indices(param.tensors[name])[:2])
+    return read_rows(source.checkpoint, param.piece(name), param, start, stop)
 
 
 def solve(

@@ -62,7 +62,7 @@ def read_text(file: Path | None, checkpoint: Checkpoint, model: Model) -> Calibr
     except OSError as error:
         raise BuildError(f"--calibrate {path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise BuildError(f"--calibrate {path}: is no UTF-8 text (byte {error.start})") from error
+        raise BuildError(f"--calibrate {path}: is not UTF-8 (byte {error.start})") from error
     tokenizer = tokenizer_of(checkpoint.tokenizer_json)
     ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
     begins = tokenizer.encode("").ids[:1] == [model.bos_token_id]

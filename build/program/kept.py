@@ -50,7 +50,7 @@ class KernelCache:
         if not write_cache(self._file(key), program.to_bytes(key)):
             warnings.warn(
                 f"compiled kernels cannot be kept in {self.folder}, so each build compiles them anew: free "
-                f"some space, or let {FOLDER} name another folder",
+                f"some space, or set {FOLDER} to another folder",
                 NearfarWarning,
                 stacklevel=2,
             )

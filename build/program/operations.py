@@ -109,6 +109,24 @@ def columns(f: StepFunction, op: ops.Columns) -> relax.Expr:
     return relax.op.strided_slice(f.values[op.x], [1], [op.start], [op.start + op.count])
 
 
+def route(f: StepFunction, op: ops.Route) -> relax.Expr:
+    x = f.values[op.x]
+    job = jobs.Route(
+        f.m, int(x.ty.shape.values[1]), op.top, op.score, op.normalize, op.bias is not None, op.scale
+    )
+    return operators.call(job, [x, f.buffer("positions", (MAX_STEP,), "int32"), *f.optional(op.bias)])
+
+
+def experts(f: StepFunction, op: ops.Experts) -> relax.Expr:
+    route = f.values[op.route]
+    job = jobs.Experts(
+        f.m, f.matrices[op.gate_up], f.matrices[op.down], int(route.ty.shape.values[1]) // 2, op.activation,
+        op.gate_up_bias is not None, op.down_bias is not None, op.clamp,
+    )  # fmt: skip
+    biases = [*f.optional(op.gate_up_bias), *f.optional(op.down_bias)]
+    return operators.call(job, [f.values[op.x], route, *f.parts(op.gate_up), *f.parts(op.down), *biases])
+
+
 def logits(f: StepFunction, op: ops.Logits) -> relax.Expr:
     job = jobs.Linear(
         m=min(f.m, MAX_ROWS),
@@ -147,6 +165,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepFunction, Any], relax.Expr]] = {
     ops.Mul: mul,
     ops.Scale: scale,
     ops.Columns: columns,
+    ops.Route: route,
+    ops.Experts: experts,
     ops.Logits: logits,
     ops.Embedding: embedding,
 }

@@ -72,12 +72,14 @@ def calls(function: relax.Function) -> list[OpCall]:
 
 
 def _decoded(record: type[Any], fields: dict[str, Any]) -> Any:
-    values: dict[str, Any] = {}
-    for key, value in fields.items():
-        values[key] = tuple(value) if isinstance(value, list) else value
-        if isinstance(value, dict):
-            values[key] = _decoded(_inner(cast(type, record))[key], value)
-    return record(**values)
+    inner = _inner(cast(type, record))
+
+    def decoded(key: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(decoded(key, item) for item in value)
+        return _decoded(inner[key], value) if isinstance(value, dict) else value
+
+    return record(**{key: decoded(key, value) for key, value in fields.items()})
 
 
 @functools.cache

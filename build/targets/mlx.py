@@ -4,7 +4,7 @@ files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +22,7 @@ from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
-from nearfar.kernels.quantized import QuantTensor
+from nearfar.kernels.quantized import Held, QuantTensor
 from nearfar.step.params import Param
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 
@@ -38,14 +38,14 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
     dtype, specs = dense_dtype(source), []
     for param in source.params:
         matrix = source.matrices.get(param.name)
-        for name, n in param.tensors.items():
-            if matrix is None:
-                specs.append(TensorSpec(name, dtype, (n,)))
-            elif not matrix.quantized:
-                specs.append(TensorSpec(name, dtype, (n, matrix.k)))
+        for name, rows in param.tensors.items():
+            shape = replace(param.piece(name), transposed=False).shape(rows, param.k)
+            high = shape[:-1]
+            if matrix is None or not matrix.quantized:
+                specs.append(TensorSpec(name, dtype, shape))
             else:
-                affine = (n, matrix.k // matrix.group)
-                specs.append(TensorSpec(name, "uint32", (n, matrix.k * matrix.bits // 32)))
+                affine = (*high, matrix.k // matrix.group)
+                specs.append(TensorSpec(name, "uint32", (*high, matrix.k * matrix.bits // 32)))
                 specs += [
                     TensorSpec(f"{module_of(name)}.{part}", "float16", affine)
                     for part in ("scales", "biases")
@@ -59,7 +59,7 @@ class _Affine:
     codes' bytes at 4 bits.
     """
 
-    left: int  # rows still to come
+    left: int  # the number of rows still to come
     scales: list[npt.NDArray[np.float16]] = field(default_factory=list)
     biases: list[npt.NDArray[np.float16]] = field(default_factory=list)
 
@@ -78,7 +78,7 @@ class MlxWriter(OverFiles):
         """Write the tensors that the parameter was stacked from, as the checkpoint has them."""
         start = 0
         for name, n in param.tensors.items():
-            part = values[start : start + n]
+            part = values[start : start + n].reshape(param.piece(name).shape(n, 0))
             self._files.write(name, part if self._dtype == "float32" else to_float16(part, name))
             start += n
 
@@ -108,18 +108,25 @@ class MlxWriter(OverFiles):
 class MlxTarget:
     """See nearfar.build.targets.target.Target."""
 
-    groups = (32, 64, 128)
+    held = Held.pairs((32, 64, 128))
 
     def products(self, options: BuildOptions) -> set[Products]:
         """Float products only: MLX has no other."""
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Raise BuildError for an exported function of an embedding model, or without mlx installed."""
+        """Raise BuildError for an exported function of an embedding model or with experts, or without mlx
+        installed.
+        """
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(
                     "--export-function is for models that give logits: leave it, or --embeddings, out"
+                )
+            if any(param.stack > 1 for param in source.params):
+                raise BuildError(
+                    "--export-function is not for models with experts: a function would copy the matrices of "
+                    "all experts at every step. Leave it out"
                 )
             _exporter()
 
@@ -139,7 +146,7 @@ class MlxTarget:
         documents = {"config.json": mlx_config(checkpoint.config, source.reading, source.matrices)}
         if (checkpoint.path / "generation_config.json").is_file():
             documents["generation_config.json"] = dict(checkpoint.generation_config)
-        if source.model.eos_token_ids:  # mlx-lm takes the tokens that end a text from either
+        if source.model.eos_token_ids:  # mlx-lm takes end tokens from either document
             for document in documents.values():
                 document["eos_token_id"] = list(source.model.eos_token_ids)
         ordered = {name: dict(sorted(document.items())) for name, document in documents.items()}

@@ -41,6 +41,7 @@ from nearfar.edge_runtime.executors.mlx import attention
 from nearfar.edge_runtime.executors.mlx.calls import Arrays
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
+from nearfar.edge_runtime.executors.mlx.stacks import Stack
 from nearfar.edge_runtime.executors.mlx.weights import AFFINE, Matrix
 from nearfar.errors import BuildError
 from nearfar.format.manifest import StepRecords
@@ -98,6 +99,10 @@ class RawWeights:
     def matrix(self, name: str) -> RawMatrix:
         """See reading.Weights."""
         return RawMatrix(self._params[name], self._weights)
+
+    def stack(self, name: str) -> Stack:
+        """See reading.Weights. The target has refused to export a model with experts."""
+        raise AssertionError(f"{name}: a function has no experts")
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """See reading.Weights."""

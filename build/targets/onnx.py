@@ -21,7 +21,7 @@ from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
-from nearfar.kernels.quantized import Matrix
+from nearfar.kernels.quantized import Held, Matrix
 from nearfar.step.params import Param
 from nearfar.targets.onnx import configs
 
@@ -70,7 +70,7 @@ class OnnxWriter(OverFiles):
 class OnnxTarget:
     """See nearfar.build.targets.target.Target."""
 
-    groups = (16, 32, 64, 128)
+    held = Held.pairs()
 
     def products(self, options: BuildOptions) -> set[Products]:
         """The products of the one graph: float, unless the options name int8 alone."""

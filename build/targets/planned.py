@@ -34,7 +34,7 @@ from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.contract import Packing, Products, Variant
 from nearfar.kernels.emission import EmitContext
 from nearfar.kernels.planned import Planned
-from nearfar.kernels.quantized import Matrix
+from nearfar.kernels.quantized import Matrix, QuantPieces
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
 
@@ -62,7 +62,7 @@ class PackedWriter(OverFiles):
         if name in self._kept:
             self._kept[name] = values
 
-    def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
+    def matrix(self, param: Param, matrix: Matrix, tensor: Piece | QuantPieces) -> None:
         """Write a matrix in the parts that the kernels read, its rows in the step's order."""
         if param.order is not None:
             tensor = tensor[np.array(param.order)]

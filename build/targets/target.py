@@ -19,6 +19,7 @@ from nearfar.format.hashed import HashedFiles
 from nearfar.format.kv import OF_TARGET
 from nearfar.format.manifest import File, Program, Rope, Weights
 from nearfar.kernels.contract import Products
+from nearfar.kernels.quantized import Held
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class Target(Protocol):
     """
 
     @property
-    def groups(self) -> tuple[int, ...]:
-        """The group sizes for which the target has kernels. Its source has no others (Source.held_by)."""
+    def held(self) -> Held:
+        """The weights for which the target has kernels. Its source has no others (Source.held_by)."""
         ...
 
     def check(self, source: Source, options: BuildOptions) -> None:

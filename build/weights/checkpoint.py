@@ -38,7 +38,7 @@ licence, and the modules of embedding models.
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 READ_BYTES = 8 << 20
-HASH_BYTES = 256 << 10  # the block is read into again and again, so it stays in the core's cache
+HASH_BYTES = 256 << 10  # bytes of the read buffer, which is reused, so that it stays in the core's cache
 
 
 class DirectoryCheckpoint:
@@ -284,8 +284,8 @@ def _entries(path: Path) -> dict[str, Entry]:
         pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickles:
             raise CheckpointError(
-                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when read and "
-                "are refused. Convert them with transformers: "
+                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when they are "
+                "read, so they are rejected. Convert them with transformers: "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)"
             )
         raise CheckpointError(f"{path}: there is no model.safetensors: download the checkpoint again")

@@ -13,11 +13,11 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.errors import CheckpointError
 from nearfar.kernels.quantized import Array
 
-if TYPE_CHECKING:  # formats import containers, which import this
+if TYPE_CHECKING:  # the formats import containers, and containers imports this module
     from nearfar.build.weights.packed.contract import Wanted
 
 NAMED_FINDINGS = 40  # findings of each kind in one error message
-PIECE = 8 << 20  # values checked at a time
+PIECE = 8 << 20  # the number of values that are checked at a time
 
 
 def check_tensors(

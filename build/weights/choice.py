@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -11,8 +12,12 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.packed.contract import Packed, finer, held_in, joint
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import KEPT, Report
-from nearfar.kernels.quantized import GROUPS, Matrix
+from nearfar.format.scales import PAIRS
+from nearfar.kernels.quantized import Held, Matrix
 from nearfar.step.params import Param
+
+EVERYTHING = Held()
+"""What the targets together can store."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,14 @@ class _Codes:
     scheme: Scheme | None
     reason: str | None = None
     keeps: frozenset[str] = frozenset()
+    rows: tuple[tuple[int, Scheme], ...] = ()
+    """The numbers of rows that are stored in each scheme, if not all are in `scheme`."""
+
+    def matrix(self, param: Param) -> Matrix:
+        """The matrix of a parameter that has a scheme."""
+        assert self.scheme is not None, param.name
+        rows = self.rows or ((param.n, self.scheme),)
+        return Matrix.of([Matrix(n, param.k, s.bits, s.group_size, param.stack, s.scales) for n, s in rows])
 
 
 def choose_matrices(
@@ -39,13 +52,13 @@ def choose_matrices(
     scheme: Scheme,
     packed: Packed | None = None,
     keeps: Collection[str] = (),
-    groups: Collection[int] = GROUPS,
+    held: Held = EVERYTHING,
 ) -> SchemeChoice:
     """Choose how each matrix is stored: quantized where its width allows, else float16 (float32 for a float32
     tensor with scheme none).
 
     `keeps`: the matrices of `packed` whose codes are carried over. If there are any, matrices that are floats
-    in the checkpoint stay floats, and codes that no group size of `groups` holds are requantized, finer.
+    in the checkpoint stay floats, and codes that a target cannot hold (`held`) are requantized, finer.
     """
     matrices, report, kept = {}, Report(), set[str]()
     report.packed = packed.name if packed is not None else None
@@ -55,16 +68,18 @@ def choose_matrices(
         if not param.is_matrix:
             continue
         carries = packed is not None and bool(keeps)
-        codes = _codes(param, packed, scheme, keeps, groups) if packed and carries else _Codes(scheme)
-        reason = codes.reason or _why_dense(param, codes.scheme)
+        codes = _codes(param, packed, scheme, keeps, held) if packed and carries else _Codes(scheme)
+        reason = (
+            codes.reason or (None if codes.keeps else _kept_float(param)) or _why_dense(param, codes.scheme)
+        )
         if reason is None and codes.scheme is not None:
-            matrices[param.name] = Matrix(param.n, param.k, codes.scheme.bits, codes.scheme.group_size)
+            matrices[param.name] = codes.matrix(param)
             report.quantized.append(param.name)
             kept |= codes.keeps
         else:
             names = [name for name in param.tensors if name in checkpoint.entries]
             wide = scheme.bits == 0 and any(checkpoint.entries[name].dtype == np.float32 for name in names)
-            matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
+            matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16, stack=param.stack)
             report.dense.append({"name": param.name, "reason": reason or ""})
         if packed and carries:
             becomes = "float16" if reason or codes.scheme is None else codes.scheme.label
@@ -73,14 +88,13 @@ def choose_matrices(
     return SchemeChoice(matrices, report, frozenset(kept))
 
 
-def _codes(
-    param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str], groups: Collection[int]
-) -> _Codes:
+def _codes(param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str], held: Held) -> _Codes:
     """Choose the scheme of a matrix in a checkpoint of which all, some or none of the matrix's tensors are
     quantized.
 
-    Tensors that are computed together are stored alike: as floats where one of them is a float, which loses
-    less than codes would, else in the scheme that holds all their codes.
+    Tensors that are computed together are stored as floats where one of them is a float, which loses less
+    than codes would. Otherwise each is stored in its own scheme; or, if the target has no matrices in pieces,
+    all are stored in the scheme that holds all their codes.
     """
     floats = [name for name in param.tensors if name not in packed.tensors]
     if len(floats) == len(param.tensors):
@@ -89,17 +103,35 @@ def _codes(
         return _Codes(None, f"computed together with {floats[0]}, which the checkpoint has as floats")
     found: list[Scheme] = []
     kept: set[str] = set()
+    anew = replace(scheme, scales=PAIRS)
     for name in param.tensors:
         has = packed.tensors[name] if name in keeps else None
-        holds = held_in(has or scheme, groups)
+        holds = held_in(has or anew, held)
         if has is not None and holds is not None:
             kept.add(name)
-        made = holds or finer(has or scheme, groups)
+        made = holds or finer(has or anew, held.groups)
         if made is None:
-            there = ", ".join(map(str, groups))
+            there = ", ".join(map(str, held.groups))
             return _Codes(None, f"{packed.kind(name)} has no finer codes in groups of {there}")
         found.append(made)
+    if held.pieces and len(set(found)) > 1 and _apart(param) and all(each.fits(param.k) for each in found):
+        rows = tuple(zip(param.tensors.values(), found, strict=True))
+        return _Codes(joint(found), keeps=frozenset(kept), rows=rows)
     return _Codes(joint(found), keeps=frozenset(kept))
+
+
+def _apart(param: Param) -> bool:
+    """Whether a parameter has whole tensors one after the other, the rows of each in any order."""
+    rows = [
+        (tensor, sum(piece.rows for piece in pieces))
+        for tensor, pieces in groupby(param.pieces, lambda piece: piece.tensor)
+    ]
+    return param.stack == 1 and rows == list(param.tensors.items())
+
+
+def _kept_float(param: Param) -> str | None:
+    """The reason why a matrix is quantized only if the checkpoint has its codes; None where it may be."""
+    return "a router: rounded weights would choose other experts" if param.floats else None
 
 
 def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
@@ -109,5 +141,5 @@ def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
     if scheme.fits(param.k):
         return None
     if param.k % scheme.group_size:
-        return f"width {param.k} is no multiple of group size {scheme.group_size}"
+        return f"width {param.k} is not a multiple of group size {scheme.group_size}"
     return f"codes of {scheme.bits} bits in rows of {param.k} are no whole words"

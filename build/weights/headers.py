@@ -35,7 +35,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-HEADER_LIMIT = 100_000_000  # as the safetensors library
+HEADER_LIMIT = 100_000_000  # bytes; the safetensors library has the same limit
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ def read_header(file: Path) -> dict[str, Entry]:
             f"{file}: unreadable safetensors header ({error}): download it again"
         ) from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{file}: its safetensors header is no JSON object: download it again")
+        raise CheckpointError(f"{file}: its safetensors header is not a JSON object: download it again")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(
-            f"{file}: __metadata__ of its header is no object of strings: download it again"
+            f"{file}: __metadata__ of its header is not an object of strings: download it again"
         )
     entries = {name: _entry(file, name, record, 8 + length) for name, record in header.items()}
     _check_tiling(file, entries, 8 + length, size)
@@ -90,7 +90,7 @@ def _entry(file: Path, name: str, record: object, data: int) -> Entry:
     code, extents, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(code, str) or not _naturals(extents) or not _naturals(offsets) or len(offsets) != 2:
         raise CheckpointError(
-            f"{file}: tensor {name!r} has no dtype, shape and data_offsets that make sense: "
+            f"{file}: tensor {name!r} has no valid dtype, shape and data_offsets: "
             f"{str(record)[:120]}: download it again"
         )
     if code not in DTYPES:

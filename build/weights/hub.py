@@ -58,7 +58,8 @@ def download(source: str) -> Path:
     if wanted is None:
         weights = weights_of(repository, names)
         if weights or not models or any(name in names for name in LISTS):
-            return snapshot(repository, (*weights, *PATTERNS))  # missing files are reported when it is opened
+            # missing files are reported when the checkpoint is opened
+            return snapshot(repository, (*weights, *PATTERNS))
     files = choose(repository, models, wanted)
     return snapshot(repository, files) / files[0]
 

@@ -91,7 +91,7 @@ def listed_entries(listed: Path) -> dict[str, Entry]:
     """The tensors of the list, each checked to be within its file."""
     shards = read_json(listed).get("records")
     if not isinstance(shards, list) or not all(isinstance(shard, Mapping) for shard in shards):
-        raise CheckpointError(f"{listed}: records is no list of files: download it again")
+        raise CheckpointError(f"{listed}: records is not a list of files: download it again")
     entries: dict[str, Entry] = {}
     for shard in shards:
         name, records = shard.get("dataPath"), shard.get("records")
@@ -120,7 +120,7 @@ def _entry(listed: Path, file: Path, size: int, record: object) -> tuple[str, En
     sizes = [*shape, offset, length] if isinstance(shape, list) else [None]
     if not isinstance(name, str) or not all(type(item) is int and item >= 0 for item in sizes):
         raise CheckpointError(
-            f"{listed}: a tensor has no name, shape, byteOffset and nbytes that make sense: {show(record)}: "
+            f"{listed}: a tensor has no valid name, shape, byteOffset and nbytes: {show(record)}: "
             "download it again"
         )
     assert isinstance(shape, list)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
+from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.codes import BITS, holds
 from nearfar.kernels.quantized import GROUPS, Array, QuantTensor
 
@@ -43,18 +44,20 @@ __all__ = [
     "to_float32",
 ]
 
-LEAST_IMPORTANCE = 1e-3  # share of a group's mean: inputs that a calibration text never moved still count
+# as a share of the group's mean: inputs that a calibration text never moved still count
+LEAST_IMPORTANCE = 1e-3
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
 
 
 @dataclass(frozen=True)
 class Scheme:
     """A quantization scheme: `bits` out of BITS with `group_size` out of GROUPS, or bits 0 for no
-    quantization.
+    quantization. `scales`: how the scales of the groups are stored.
     """
 
     bits: int
     group_size: int = 64
+    scales: Scales = PAIRS
 
     @staticmethod
     def parse(text: str, group_size: int = 64) -> Scheme:
@@ -80,7 +83,7 @@ class Scheme:
         """Whether a matrix with k inputs can be quantized: its rows are whole groups, and their codes fill
         whole words.
         """
-        return self.bits > 0 and k % self.group_size == 0 and holds(k, self.bits)
+        return self.bits > 0 and k % self.group_size == 0 and self.scales.fits(k) and holds(k, self.bits)
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
     words, scales, biases = (
         np.concatenate([getattr(part, field) for part in parts]) for field in ("words", "scales", "biases")
     )
-    return QuantTensor(words, scales, biases, parts[0].bits)
+    units = [part.units for part in parts if part.units is not None]
+    return QuantTensor(words, scales, biases, parts[0].bits, np.concatenate(units) if units else None)
 
 
 def quantize_slice(
@@ -152,7 +156,7 @@ def quantize_slice(
     """
     from nearfar.build.weights.quantize_kernel import (
         compiled_search,
-    )  # imports TVM, which opening and checking a checkpoint does without
+    )  # late, because the module imports TVM, which opening and checking a checkpoint does not need
 
     blocks, lanes, group = piece.groups.shape
     n, k = piece.rows.shape
@@ -183,7 +187,8 @@ def _by_group(importance: F32, group: int) -> F32:
 
 
 def dequantize(tensor: QuantTensor, group: int) -> F32:
-    """Dequantize a matrix to float32 [n, k]: scale * q + bias."""
+    """Dequantize a matrix with float16 pairs to float32 [n, k]: scale * q + bias."""
+    assert tensor.units is None
     codes = tensor.codes
     n, k = codes.shape
     weight = codes.reshape(n, k // group, group).astype(np.float32)
@@ -215,7 +220,7 @@ def _check_range(
     """
     limit = LARGEST
     low, high, total = statistics
-    with np.errstate(over="ignore", invalid="ignore"):  # the sum has a NaN even where the minimum does not
+    with np.errstate(over="ignore", invalid="ignore"):  # the sum has a NaN even if the minimum has none
         good = np.isfinite(total) & (low >= -limit) & (high <= limit) & (high - low <= limit)
     if good.all():
         return

@@ -80,7 +80,7 @@ class _Groups:
         self.x = v.local((group * LANES,), "float32")  # [group, LANES]
         self.h = v.local((group * LANES,), "float32") if weighted else None
         self.low, self.high, self.total = (v.registers(len(HALVES)) for _ in range(3))
-        self.moment = v.registers(len(HALVES)) if weighted else self.total  # of h·w
+        self.moment = v.registers(len(HALVES)) if weighted else self.total  # the sum of h·w
         self.scale, self.bias, self.inverse, self.shift = (v.registers(len(HALVES)) for _ in range(4))
         self.best, self.best_scale, self.best_bias = (v.registers(len(HALVES)) for _ in range(3))
 

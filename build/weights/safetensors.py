@@ -60,8 +60,8 @@ class SafetensorsWriter(HashedFiles):
         self._metadata = metadata
         self._order = iter(specs)
         self._current: TensorSpec | None = None
-        self._left = 0  # bytes of the current tensor still to come
-        self._in_file = 0  # tensors still to come of the open file
+        self._left = 0  # bytes of the current tensor that are still to come
+        self._in_file = 0  # tensors of the open file that are still to come
 
     def write(self, name: str, array: Array) -> None:
         """Append a tensor in C order: all of it, or its next rows."""

@@ -54,7 +54,7 @@ class Curvature:
         diagonal = np.einsum("ii->i", damped)
         diagonal += DAMPING * max(float(diagonal.mean()), 1e-12)
         order = np.argsort(-diagonal, kind="stable")
-        inverse = np.linalg.inv(np.linalg.cholesky(damped[order][:, order]))  # L⁻¹; H⁻¹ = L⁻ᵀ·L⁻¹
+        inverse = np.linalg.inv(np.linalg.cholesky(damped[order][:, order]))  # L⁻¹, with H⁻¹ = L⁻ᵀ·L⁻¹
         factor = np.linalg.cholesky(inverse.T @ inverse).T
         return Curvature(damped.astype(np.float32), order, np.ascontiguousarray(factor, np.float32))
 
@@ -101,7 +101,7 @@ class _Rows:
     def round(self) -> None:
         """Round with GPTQ's pass over the inputs, on the current grids."""
         order, factor, group = self.curvature.order, self.curvature.factor, self.scheme.group_size
-        left = np.asfortranarray(self.weight[:, order])  # columns are contiguous
+        left = np.asfortranarray(self.weight[:, order])  # in Fortran order, so that columns are contiguous
         top = np.float32(2**self.scheme.bits - 1)
         k = left.shape[1]
         for first in range(0, k, BLOCK):

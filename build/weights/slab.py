@@ -21,7 +21,7 @@ PARAMS = (
     "low",
     "high",
     "total",
-)  # rows of the kernel's params: the group's affine, then its statistics
+)  # rows of the kernel's parameters: the group's scale and bias, then its statistics
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:

@@ -34,16 +34,17 @@ from nearfar.build.weights.quantize import (
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
-from nearfar.kernels.quantized import Array, Matrix, QuantTensor
+from nearfar.kernels.pieces import placed
+from nearfar.kernels.quantized import Array, Matrix, QuantPieces, QuantTensor
 from nearfar.processors import processors
-from nearfar.step.params import Param
+from nearfar.step.params import Param, TensorPiece
 
 KEPT = "as in the checkpoint"
 """The report's method in a build that carries codes over."""
-Piece = QuantTensor | Array  # rows of a matrix: quantized, or float16 or float32 where it stays dense
+Piece = QuantTensor | Array  # rows of a matrix, quantized, or in float16 or float32 if the matrix stays dense
 
 WORKERS = processors()
-AHEAD = 2 * WORKERS  # slices in flight
+AHEAD = 2 * WORKERS  # the number of slices in flight
 
 
 class WeightWriter(Protocol):
@@ -80,7 +81,7 @@ class RowWriter(WeightWriter, Protocol):
 class MatrixWriter(WeightWriter, Protocol):
     """A writer that takes whole matrices, because its layout mixes rows: memory then holds one parameter."""
 
-    def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
+    def matrix(self, param: Param, matrix: Matrix, tensor: Piece | QuantPieces) -> None:
         """Write a matrix parameter; `tensor` has the stacked rows of its sources."""
         ...
 
@@ -168,9 +169,10 @@ class WeightStream:
             if by_matrix or not param.is_matrix:
                 parts.append(done.piece)
             if job.last and param.is_matrix and by_matrix:
-                tensor = _stack(parts)
+                matrix = self.matrices[param.name]
+                tensor = _stack(parts, matrix)
                 for whole in by_matrix:
-                    whole.matrix(param, self.matrices[param.name], tensor)
+                    whole.matrix(param, matrix, tensor)
             elif job.last and not param.is_matrix:
                 vector = np.concatenate([to_float32(part) for part in parts if isinstance(part, np.ndarray)])
                 for writer in writers:
@@ -205,9 +207,10 @@ class WeightStream:
 
     def _jobs(self) -> Iterator[_Job]:
         for param in self.params:
-            for index, (name, n) in enumerate(param.tensors.items()):
-                for start, stop in slices(n, param.k) if param.is_matrix else [(0, n)]:
-                    yield _Job(param, name, start, stop, index == len(param.tensors) - 1 and stop == n)
+            last = next(reversed(param.tensors))
+            for name, n in param.tensors.items():
+                for start, stop in _ranges(param, name, n):
+                    yield _Job(param, name, start, stop, name == last and stop == n)
 
     def _work(self, job: _Job) -> _Done:
         """Read a slice and convert it to its stored form."""
@@ -217,10 +220,10 @@ class WeightStream:
     def _done(self, job: _Job) -> _Done:
         if not job.param.is_matrix:
             return _Done(to_float32(self._finite(job)))
-        matrix = self.matrices[job.param.name]
+        matrix = self._stored(job)
         packed = self.packed if self.packed is not None and job.tensor in self.packed.tensors else None
         if packed is not None and matrix.quantized and job.tensor in self.keeps:
-            found = packed.carry(job.tensor, job.start, job.stop)
+            found = packed.carry(job.tensor, job.start, job.stop, matrix.scales)
             rows = found.rows.widened(matrix.bits, matrix.group, matrix.k)
             return _Done(rows, CARRIED[1] if found.step else CARRIED[0], found.step, found.rounded)
         anew: Carriage | None = "requantized" if packed is not None else None
@@ -230,18 +233,29 @@ class WeightStream:
             return _Done(_dense(self._finite(job), matrix, job.tensor), anew)
         dtype = np.dtype(np.float32) if packed is not None else self.checkpoint.entries[job.tensor].dtype
         piece = Slice.empty(job.stop - job.start, matrix.k, matrix.group, dtype)
-        if packed is None and dtype == piece.rows.dtype:
+        if packed is None and dtype == piece.rows.dtype and not job.param.piece(job.tensor).stack:
             self.checkpoint.read_into(job.tensor, job.start, piece.rows)
         else:
             piece.rows[...] = self._rows(job)
         scheme = Scheme(matrix.bits, matrix.group)
         return _Done(quantize_slice(piece, scheme, job.tensor, job.start), anew)
 
+    def _stored(self, job: _Job) -> Matrix:
+        """The matrix that a slice is part of: the parameter's, or the piece that has the slice's tensor."""
+        matrix, first = self.matrices[job.param.name], 0
+        if not matrix.pieces:
+            return matrix
+        for name, n in job.param.tensors.items():
+            if name == job.tensor:
+                break
+            first += n
+        return next(each.matrix for each in reversed(placed(matrix)) if each.first <= first)
+
     def _rows(self, job: _Job) -> Array:
         """Read a slice as floats, dequantized where the checkpoint has codes."""
         if self.packed is not None and job.tensor in self.packed.tensors:
             return self.packed.weights(job.tensor, job.start, job.stop)
-        return self.checkpoint.read(job.tensor, job.start, job.stop)
+        return read_rows(self.checkpoint, job.param.piece(job.tensor), job.param, job.start, job.stop)
 
     def _finite(self, job: _Job) -> Array:
         array = self._rows(job)
@@ -257,9 +271,48 @@ class WeightStream:
         return sum(size * job.stop // rows - size * job.start // rows for size in sizes)
 
 
-def _stack(parts: Sequence[Piece]) -> Piece:
-    """Concatenate the slices of a parameter, which are all quantized or all dense."""
+def _ranges(param: Param, tensor: str, n: int) -> list[tuple[int, int]]:
+    """The ranges of rows of a tensor that are read together; none crosses the border of two matrices."""
+    if not param.is_matrix:
+        return [(0, n)]
+    piece = param.piece(tensor)
+    each = n // (piece.stack or 1)
+    parts = [(0, each)] if piece.transposed else slices(each, param.k)
+    return [(first + start, first + stop) for first in range(0, n, each) for start, stop in parts]
+
+
+def read_rows(
+    checkpoint: Checkpoint, piece: TensorPiece, param: Param, start: int = 0, stop: int | None = None
+) -> Array:
+    """Read rows [start, stop) of the tensor of a piece, as the parameter has them: [rows, k], or [rows] of a
+    vector. Of a tensor with several matrices all that have such rows are read.
+    """
+    if not piece.stack and not piece.transposed:
+        return checkpoint.read(piece.tensor, start, stop)
+    rows = param.tensors[piece.tensor]
+    stop = rows if stop is None else min(stop, rows)
+    each = rows // (piece.stack or 1)
+    first = start // each
+    held = checkpoint.read(piece.tensor, *([first, -(-stop // each)] if piece.stack else []))
+    if piece.transposed:
+        held = held.swapaxes(-1, -2)
+    flat = held.reshape(-1, param.k) if param.is_matrix else held.reshape(-1)
+    return np.ascontiguousarray(flat[start - first * each : stop - first * each])
+
+
+def _stack(parts: Sequence[Piece], matrix: Matrix) -> Piece | QuantPieces:
+    """Concatenate the slices of a parameter, which are all quantized or all dense; those of each piece apart,
+    if the matrix has pieces.
+    """
     quantized = [part for part in parts if isinstance(part, QuantTensor)]
+    if matrix.pieces:
+        left, stacked = deque(quantized), []
+        for piece in matrix.pieces:
+            some: list[QuantTensor] = []
+            while sum(len(part.words) for part in some) < piece.n:
+                some.append(left.popleft())
+            stacked.append(stack(some))
+        return QuantPieces(tuple(stacked))
     return (
         stack(quantized)
         if quantized

@@ -53,7 +53,7 @@ def parse_size(size: float | str, param: str = "kv_memory") -> int:
 
 def show_size(size: int) -> str:
     """Format bytes for a person: "1.5 GB"."""
-    size = min(size, 10**24)  # a larger number was never a size
+    size = min(size, 10**24)  # a larger number cannot be a size
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"

@@ -73,6 +73,6 @@ def _target(manifest: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError) as error:
         why = str(error) if isinstance(error, OSError | ValueError) else "it names no target"
         raise ArtifactError(
-            f"{manifest} is no manifest ({why}). Copy the artifact again, or build it again"
+            f"{manifest} is not a manifest ({why}). Copy the artifact again, or build it again"
         ) from error
     return str(target)[:80]

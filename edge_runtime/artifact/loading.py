@@ -126,7 +126,7 @@ def open_executor(chosen: Device, artifact: Artifact, program: Program, settings
         StopIteration,
     ) as error:
         raise ArtifactError(
-            f"{artifact.path} does not make sense to its runtime ({type(error).__name__}: {error}): copy it "
+            f"{artifact.path} cannot be loaded ({type(error).__name__}: {error}): copy it "
             "again, or build it again"
         ) from error
 

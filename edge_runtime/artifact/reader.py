@@ -219,7 +219,7 @@ class Artifact:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ArtifactError(
-                f"{file} of {self.path} is no UTF-8 ({error}). Copy the artifact again"
+                f"{file} of {self.path} is not UTF-8 ({error}). Copy the artifact again"
             ) from error
 
     def tokenizer_file(self, name: str) -> str | None:

@@ -142,7 +142,8 @@ def _try_all(
     winner = next(program for program in finalists if program.name == choice.program)
     try:
         executor = open_one(winner)
-    except Exception as error:  # not enough memory to run it: a kept choice would take it again at every load
+    # the program has too little memory to run: a kept choice would take it again at every load
+    except Exception as error:
         _pass_over(winner.name, error, failed)
         return None
     kept.keep(names, winner.name)

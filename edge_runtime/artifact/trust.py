@@ -58,7 +58,7 @@ def remember(artifact: Path) -> None:
         with file.open("a", encoding="utf-8") as out:
             out.write(
                 f"{digest}  {opened.manifest.model.name!r} {str(artifact.resolve())!r}\n"
-            )  # a single write is appended whole
+            )  # the file system appends a single write as a whole
     except (OSError, RuntimeError) as error:
         warnings.warn(
             f"cannot note that {artifact} is trusted ({error}): running it later will ask for --trust "
@@ -82,7 +82,7 @@ def _where() -> str:
 def _known() -> frozenset[str]:
     try:
         lines = _list().read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, RuntimeError):  # no list yet, or no home directory
+    except (OSError, RuntimeError):  # there is no list yet, or no home directory
         return frozenset()
     return frozenset(line.split(" ")[0] for line in lines)
 

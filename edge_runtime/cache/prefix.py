@@ -51,9 +51,10 @@ class PrefixIndex:
     def __init__(self, windows: Seq[Window]) -> None:
         self._windows = windows
         self._page_size = windows[0].page_size
-        self._top = self._node(None, "")  # its children are the roots, by salt
+        self._top = self._node(None, "")  # the node whose children are the roots, by salt
         self._nodes: list[dict[int, Node]] = [{} for _ in windows]
-        self._idle: list[dict[int, None]] = [{} for _ in windows]  # insertion order is eviction order
+        # idle pages of each group; insertion order is eviction order
+        self._idle: list[dict[int, None]] = [{} for _ in windows]
 
     def __contains__(self, place: tuple[int, int]) -> bool:
         """Whether the index has a page, given as (group, page)."""
@@ -88,7 +89,8 @@ class PrefixIndex:
         """The nodes, at most `limit`, of the longest prefix in the salt's tree that every group can serve."""
         found: list[Node] = []
         size, served = self._page_size, 0
-        cached = [0] * len(self._windows)  # pages without a gap at the end of `found`, by group
+        # for each group, the number of pages without a gap at the end of `found`
+        cached = [0] * len(self._windows)
         node = self._top.children.get(salt)
         while node is not None and len(found) < limit:
             start = len(found) * size

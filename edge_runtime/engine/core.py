@@ -130,7 +130,7 @@ class EngineCore:
         `wanted`: "all" kernels, those of "decode" (after the first token), or "no" kernels. Raises compilers'
         and devices' errors. Large steps for which there is no memory are given up, as they would be later.
         """
-        while wanted != "no" and self._device.pipelined:  # other devices have compiled kernels
+        while wanted != "no" and self._device.pipelined:  # other devices compile their kernels at build time
             try:
                 await self._warm_up(wanted == "all")
                 return
@@ -142,7 +142,8 @@ class EngineCore:
     async def _warm_up(self, everything: bool) -> None:
         every = self._wanted_runs()
         runs = every if everything else of_decode(every)
-        self.compiling.expect(await self._device.missing(runs))  # begin all: no thread is idle
+        # begins to compile all, so that no compile thread is idle
+        self.compiling.expect(await self._device.missing(runs))
         for name, size in runs:
             while (name, size) not in self._compiled and (name != "step" or size <= self.largest_step):
                 await self._prepare(size if name == "step" else self.largest_step, [(name, size)])
@@ -191,7 +192,8 @@ class EngineCore:
     async def embed_checked(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
         """Return the embeddings of texts that `check_embeds` has accepted, as `embed_all` does."""
         self.check_open()
-        # One token that is never sampled: the row that would give it is the embedding.
+        # The request has one token that is never sampled: the row that would give the token gives the
+        # embedding.
         begun = [self.start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
         try:
             events = [await anext(generation) for generation in begun]
@@ -315,7 +317,7 @@ class EngineCore:
                 self.scheduler.put_back(step)
                 if before is None:
                     await self._prepare(step.size, runs)
-                    continue  # plan again: requests may have come and gone meanwhile
+                    continue  # the step is planned again, because requests may have come and gone meanwhile
                 step = None
             self.compiling.end()
             work = self._builder.build(step) if step else None
@@ -415,7 +417,7 @@ class EngineCore:
             if request.number in done.refused and not request.done:
                 self._refuse(request, done.refused[request.number])
         self.scheduler.publish(done.step)
-        self._tell_reading(sampled)  # before the token is emitted
+        self._tell_reading(sampled)  # progress is told before the token is emitted
         for row, request in enumerate(sampled):
             if request.done:
                 continue

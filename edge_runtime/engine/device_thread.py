@@ -116,7 +116,8 @@ class DeviceThread:
     def _ready(self) -> None:
         """Replace a failed executor, and begin one that has not begun, before other calls."""
         if self.failed is not None and self._reopen is not None:
-            # Memory is freed before it is allocated again. Closing a failed executor may fail, too.
+            # The old executor's memory is freed before the new one's is allocated. Closing a failed executor
+            # may fail, too.
             try:
                 self.executor.close()
             except Exception as error:

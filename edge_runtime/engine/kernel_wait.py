@@ -31,7 +31,7 @@ class KernelWait:
         loop, one_is_done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and no request waits
+            with contextlib.suppress(RuntimeError):  # the loop may be closed, and then no request waits
                 loop.call_soon_threadsafe(one_is_done.set)
 
         for kernel in kernels:

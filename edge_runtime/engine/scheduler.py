@@ -192,7 +192,9 @@ class Scheduler:
                 chunks.append(Chunk(request, request.queued, fits, samples, scored))
         if not any(chunks):
             if wanted and before is None:
-                self._preempt(self.running[-1])  # prompts wait for each other's pages: break the tie
+                # prompts that wait for each other's pages would wait for ever, so the last request gives its
+                # pages up
+                self._preempt(self.running[-1])
                 return self.schedule(None)
             return None
         if before and len(chunks) == decoding and _better_together(before, chunks):
@@ -235,7 +237,8 @@ class Scheduler:
         others = [r for r in self.running if r.remaining == 1 and r.generated > 0 and r not in ordered]
         rows: list[Chunk | None] = []
         for request in [*ordered, *others]:
-            unread = request in ordered and request.constraint is not None  # its mask depends on this token
+            # the request's mask depends on a token that has not been read
+            unread = request in ordered and request.constraint is not None
             if unread or request.done or request.sequence is None or request.exhausted:
                 if request in ordered:
                     rows.append(None)
@@ -297,7 +300,8 @@ class Scheduler:
             if r not in fed and (r.remaining > 1 or r.generated == 0) and not r.exhausted
         ]
         for request in wanted:
-            self._advance(request)  # first, so that newly admitted requests cannot take its pages
+            # before others are admitted, so that these cannot take the request's pages
+            self._advance(request)
         rows = sum(r.remaining for r in wanted)
         kept = kept_rows(self.limits.max_rows)
         without_room: list[Request] = []

@@ -99,7 +99,8 @@ class Compiler(Generic[Made]):
             future = self._futures[key] = Future()
             (self._later if later else self._wanted).append((name, kernel))
         elif not later and not future.done():
-            self._wanted.append((name, kernel))  # also if it is a later one; the second thread skips it
+            # a kernel that is wanted later may be in both queues; the second thread skips it
+            self._wanted.append((name, kernel))
         if self._closed:
             future.cancel()
         return future
@@ -119,7 +120,7 @@ class Compiler(Generic[Made]):
                     if found.done() or found.running():
                         continue
                     found.set_running_or_notify_cancel()
-            if found is None:  # look again: more may have come meanwhile
+            if found is None:  # the thread looks again, because more kernels may have come meanwhile
                 assert self._rest is not None
                 self._fresh = False
                 self._rest()

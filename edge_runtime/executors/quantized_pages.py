@@ -92,5 +92,5 @@ def pages_of(parts: Mapping[str, Array], kv_dtype: str, *, innermost: bool) -> A
 
 def _groups(head_dim: int, bits: int) -> int:
     group = group_size(head_dim, bits)
-    assert group is not None  # the build makes no program without a group size
+    assert group is not None  # the build makes no program with a quantized cache without a group size
     return head_dim // group

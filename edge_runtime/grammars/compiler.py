@@ -107,7 +107,7 @@ class Grammars:
             raise
         except RecursionError as error:
             raise RequestError(f"the {kind} is nested too deeply; make it flatter", grammar.param) from error
-        except Exception as error:  # the EBNF reader raises plain Exceptions, the library any kind
+        except Exception as error:  # the EBNF reader raises plain exceptions, and the library raises any kind
             raise _refusal(grammar, str(error)) from error
         if first.is_error():
             for schema in _schemas(grammar):
@@ -127,7 +127,7 @@ class Grammars:
             if not matcher.is_error():
                 matcher.compute_bitmask()
             return not matcher.is_error()
-        except Exception:  # any error means that it does not
+        except Exception:  # any error means that the part does not compile
             return False
 
 

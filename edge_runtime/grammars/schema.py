@@ -124,7 +124,7 @@ class _Narrowing(TypedKeywords):
         target = unquote(target)
         seen = {place}
         at: Any = target
-        while isinstance(at, str):  # a reference that leads through references to itself says nothing
+        while isinstance(at, str):  # a chain of references that leads back to itself allows any value
             if at in seen:
                 raise self._error(place, f"$ref {target!r:.80} leads back to itself")
             seen.add(at)
@@ -161,7 +161,7 @@ class _Narrowing(TypedKeywords):
         if not isinstance(values, list):
             raise self._error(place, "enum must be a list")
         types = self._types(rest.pop("type", list(TYPES)), place)
-        if "enum" in rest:  # beside const
+        if "enum" in rest:  # enum stands beside const
             also = rest.pop("enum")
             values = [
                 value for value in values if isinstance(also, list) and any(_same(value, one) for one in also)
@@ -238,7 +238,8 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, bool) != isinstance(second, bool):
         return False
     if isinstance(first, list | dict):
-        return repr(first) == repr(second) or bool(first == second)  # on the safe side: perhaps the same
+        # values that may be equal count as equal, to be safe
+        return repr(first) == repr(second) or bool(first == second)
     return bool(first == second)
 
 

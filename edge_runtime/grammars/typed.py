@@ -73,7 +73,9 @@ class TypedKeywords(ABC):
         pattern = own.get("pattern")
         own |= self._counts(own, ("minLength", "maxLength"), place)
         if len(own) > 1:
-            own.pop("format", None)  # an annotation; xgrammar would follow nothing else beside it
+            # beside other keywords the format is only an annotation, because xgrammar would ignore the other
+            # keywords
+            own.pop("format", None)
         if pattern is not None:
             why = why_not(pattern)
             if why is None and len(own) > 1:
@@ -82,7 +84,7 @@ class TypedKeywords(ABC):
                 self._drop(place, "pattern", why)
                 del own["pattern"]
         if own.keys() & {"minLength", "maxLength"}:
-            # Written as a pattern: by itself xgrammar allows control characters in strings of a bounded
+            # Lengths become a pattern, because xgrammar allows control characters in strings of a bounded
             # length.
             low, high = own.pop("minLength", 0), own.pop("maxLength", None)
             if high is not None and high < low:
@@ -191,7 +193,7 @@ class TypedKeywords(ABC):
             return
         others = own.get("additionalProperties", True)
         why = f"the property {missing[0]!r:.60} is not among the properties"
-        if others is False and "patternProperties" not in own:  # nothing at all fits the schema
+        if others is False and "patternProperties" not in own:  # no value fits the schema
             raise self._error(
                 place, f"'required': {why}, and additionalProperties allows no other: add it there"
             )

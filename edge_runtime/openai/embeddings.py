@@ -85,7 +85,7 @@ def each(given: object) -> list[str | Seq[int]]:
 
 def check_dimensions(dimensions: object, width: int | None) -> None:
     """Raise RequestError for `dimensions` outside 1…width."""
-    if dimensions is None or width is None:  # the engine refuses models without embeddings
+    if dimensions is None or width is None:  # the engine rejects models without embeddings
         return
     if type(dimensions) is not int or not 1 <= dimensions <= width:
         raise RequestError(f"dimensions must be from 1 to {width}, not {dimensions!r:.80}", "dimensions")

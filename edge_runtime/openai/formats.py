@@ -62,7 +62,7 @@ def _schema(given: object) -> str:
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _error(f"json_schema.schema is no JSON: {error}") from error
+        raise _error(f"json_schema.schema is not JSON: {error}") from error
     return _small(text)
 
 

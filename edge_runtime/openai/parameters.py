@@ -217,8 +217,8 @@ def template_variables(params: ChatParams) -> dict[str, Any]:
     for name, value in given.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise RequestError(
-                f"chat_template_kwargs has {name!r:.80}, which is no name of a variable: up to 64 letters, "
-                "digits, _, . and -",
+                f"chat_template_kwargs has {name!r:.80}, which is not the name of a variable: use up to 64 "
+                "letters, digits, _, . and -",
                 "chat_template_kwargs",
             )
         listed = value if isinstance(value, list | tuple) else [value]

@@ -114,7 +114,8 @@ class Stream(Generic[Item]):
     def close(self) -> None:
         """Stop the request."""
         close, self._close = self._close, None
-        if close is not None and (self._loop.forked or self._loop.stopped):  # the parent's, or ended
+        # the loop belongs to the parent process, or has ended
+        if close is not None and (self._loop.forked or self._loop.stopped):
             close.close()
         elif close is not None:
             self._loop.run(self._after_next(close))

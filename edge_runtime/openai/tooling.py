@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.edge_runtime.tools.parameters import check_parameters
 from nearfar.errors import RequestError
-from nearfar.format.requests import MAX_TOOLS
+from nearfar.format.requests import MAX_TOOLS, MAX_TOOLS_BYTES
 from nearfar.suggestions import advised
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -40,9 +39,9 @@ def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
     try:
         size = len(json.dumps(made, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"tools is no JSON: {error}", "tools") from error
-    if size > MAX_GRAMMAR_BYTES:
-        raise RequestError(f"tools takes at most {MAX_GRAMMAR_BYTES:,} bytes, not {size:,}", "tools")
+        raise RequestError(f"tools is not JSON: {error}", "tools") from error
+    if size > MAX_TOOLS_BYTES:
+        raise RequestError(f"tools takes at most {MAX_TOOLS_BYTES:,} bytes, not {size:,}", "tools")
     return made
 
 

@@ -245,7 +245,7 @@ def _measure(
     """Median seconds of each launch over the rounds, and seconds of the whole step in each; after one warm-up
     round.
     """
-    if function != "step":  # other functions read the logits of a step
+    if function != "step":  # the other functions read the logits of a step
         executor.run("step", min(b.size for b in program.functions["step"] if b.rows >= size))
     times, walls = [], []
     for _ in range(rounds + 1):

@@ -56,7 +56,8 @@ class Traffic:
         space, _, name = arg.partition(":")
         if space == "weight":
             size, rows = self._artifact.tensors[name].bytes, self._looked_up(name, launch)
-            return size if rows is None else size * self._bucket.size // rows
+            share = self._artifact.manifest.step.share(name.rpartition(".")[0], self._bucket.size)
+            return round(size * share) if rows is None else size * self._bucket.size // rows
         if space != "buffer":
             return 0
         return self._cache(name) if name in self._caches else self._buffer(self._buffers[name])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.errors import SnapshotError
+from nearfar.format.conversion import plain
 from nearfar.format.kv import OF_BITS, ROUNDED
 from nearfar.format.manifest import Manifest
 from nearfar.version import __version__
@@ -61,6 +62,7 @@ def origin(manifest: Manifest, context: int) -> Origin:
             quant.scheme,
             quant.method,
             *([m.name, m.bits, m.group_size] for m in quant.matrices),
+            *([m.name, plain(m.scales), plain(m.pieces)] for m in quant.matrices if m.newer),
         ],
         "step": [list(manifest.step.ops), [rope.scale for rope in manifest.ropes.values()]],
     }

@@ -50,8 +50,8 @@ class TextCodec:
         added = tokenizer.get_added_tokens_decoder()
         self.silent = frozenset(token for token, entry in added.items() if entry.special)
         """Tokens that add no text."""
-        # Only the decoder, as JSON by pickle's protocol: a whole large tokenizer takes 0.3 s and its size in
-        # memory.
+        # Only the decoder is copied, as JSON by pickle's protocol: copying a whole large tokenizer takes 0.3
+        # s and its size in memory.
         decoder = b"{}" if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
         self._byte_level = b'"ByteLevel"' in decoder
         self._replaced = _replaced_last(json.loads(decoder))
@@ -124,18 +124,20 @@ class TextCodec:
         messages: Seq[Mapping[str, Any]],
         *,
         continue_last: bool = False,
+        begin_answer: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render the conversation by the model's own template.
 
-        `continue_last`: the answer continues the last message. `variables`: further variables of the template
-        (tools, …); they cannot replace the built-in ones.
+        `continue_last`: the answer continues the last message. `begin_answer`: the prompt ends with the
+        beginning of an answer. `variables`: further variables of the template (tools, …); they cannot replace
+        the built-in ones.
         """
         source = self.template_source(bool((variables or {}).get("tools")))
         if source is None:
             raise RequestError(NO_TEMPLATE)
         shown = _marked(messages) if continue_last else list(messages)
-        own = {**self.special, "messages": shown, "add_generation_prompt": not continue_last}
+        own = {**self.special, "messages": shown, "add_generation_prompt": begin_answer and not continue_last}
         text = self._compiled[source].render({**(variables or {}), **own})
         return _until_mark(text) if continue_last else text
 
@@ -191,7 +193,7 @@ class TextCodec:
             if len(text) < LARGE:
                 return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
             # `encode` holds the interpreter's lock until it is done (tokenizers 0.22: 0.44 s for 220 kB),
-            # whichever thread calls it; this does not.
+            # whichever thread calls it; `encode_batch_fast` does not.
             return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
         except BaseException as error:
             raise _refusal(error, "the model's tokenizer.json cannot encode a text") from error
@@ -259,7 +261,7 @@ class Detokenizer:
             if before > 0 and tail.endswith(held) and "\ufffd" not in tail[:before]:
                 self._window, self._given = self._window[-size:], before
                 return
-        if len(self._window) >= self.MOST:  # bytes that make no characters
+        if len(self._window) >= self.MOST:  # so many bytes make no character
             self._window = self._window[-self.KEEP :]
             sure = self._window[:-3] if self._open > 3 else self._window
             self._given = max(len(self._codec.decode(sure)) - (len(held) if self._open <= 3 else 0), 0)

@@ -66,9 +66,9 @@ class ChatTemplate:
                 pieces.append(piece)
                 size += len(piece)
                 _check_size(size)
-        except Exception as error:  # any error is the template's
+        except Exception as error:  # any error here is the template's fault
             raise RequestError(
-                f"the model's chat template refuses these messages: {_reason(error)}", "messages"
+                f"the model's chat template rejects these messages: {_reason(error)}", "messages"
             ) from error
         finally:
             _BUDGET.reset(budget)
@@ -146,7 +146,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             _check_size(_length(left) + _length(right))
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # as in jinja
+    # the signature is that of jinja's method
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _BUDGET.get().step()
         method = getattr(__obj, "__wrapped__", __obj)  # str.format comes wrapped
         receiver = getattr(method, "__self__", None)
@@ -180,7 +181,7 @@ def _environment() -> _Sandbox:
     return made
 
 
-@jinja2.pass_context  # so that it does not run at compile time
+@jinja2.pass_context  # so that the function does not run at compile time
 def _steps(_context: Any, items: Iterable[Any]) -> Iterator[Any]:
     """The items of a loop; each counts as a step."""
     budget = _BUDGET.get()

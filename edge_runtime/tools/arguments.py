@@ -36,7 +36,7 @@ def _read(text: str) -> dict[str, Any] | None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)  # NaN and Infinity are Python's, not JSON's
+    raise ValueError(constant)  # NaN and Infinity are valid for Python's parser, but not in JSON
 
 
 def _completed(text: str) -> tuple[str, str]:
@@ -46,7 +46,7 @@ def _completed(text: str) -> tuple[str, str]:
     The second text ends before the last comma, or after the last open bracket.
     """
     made: list[str] = []
-    closing: list[str] = []  # the brackets that close what is open
+    closing: list[str] = []  # the brackets that close the open ones
     safe, closed = 0, list[str]()  # length of the second text, and the brackets that close it
     in_string = escaped = False
     for char in text:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from nearfar.edge_runtime.grammars.grammar import Grammar
 from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.tools.loose_grammar import MEMBERS, TRIGGER, behind_name, escaped, no_call_of
-from nearfar.edge_runtime.tools.parameters import argument_schema
+from nearfar.edge_runtime.tools.parameters import argument_schema, check_schemas
 from nearfar.edge_runtime.tools.spelled import spelled_arguments
 from nearfar.edge_runtime.tools.tags import Tag, constant, either, in_order, repeated, tag
 from nearfar.errors import RequestError
@@ -71,6 +71,7 @@ def answer_grammar(
         if wanted is None or (form.reasoning is None and not form.text):
             return wanted
         return _structural(_after_reasoning(form, _text_of(form, wanted), reasoning_open, must=True))
+    check_schemas(may)
     # xgrammar 0.1.27 does not accept an unbounded repetition as an alternative to something else.
     many = calls.many if wanted is None or choice.required else calls.listed
     several = choice.parallel and choice.name is None and many
@@ -157,7 +158,8 @@ def _calls_only(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
     sections = _sections(calls, tools, several) if calls.begin else []
     if calls.repeats and several and calls.separator:
         return repeated(sections, calls.separator)
-    if calls.repeats and several:  # there is no empty separator: what comes between calls is passed over
+    # xgrammar has no empty separator, and with triggered tags text between two calls is skipped
+    if calls.repeats and several:
         return {
             "type": "triggered_tags", "triggers": [calls.begin], "tags": sections, "at_least_one": True
         }  # fmt: skip

@@ -165,7 +165,7 @@ def _begun_named(text: str, form: CallFormat, named: Named) -> tuple[str, str] |
     if not start.startswith(named.before):
         return None
     name = NAME.match(start, len(named.before))
-    if name is None or name.end() == len(start):  # the rest of the name may be missing
+    if name is None or name.end() == len(start):  # without a sign behind it, the name may be incomplete
         return None
     until = named.until or named.after
     found = start.find(until, name.end()) if until else name.end()

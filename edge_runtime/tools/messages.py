@@ -73,7 +73,7 @@ def prepared(
     for message in messages:
         if (role := message["role"]) not in ROLES and role not in template:
             raise RequestError(
-                f"messages: this model's chat template knows no role {role!r:.80}, and would pass over the "
+                f"messages: this model's chat template knows no role {role!r:.80}, and would ignore the "
                 f"message; there are {', '.join(ROLES)}",
                 "messages",
             )

@@ -44,5 +44,5 @@ class Nesting:
         rest = text[at : at + 1]
         if rest == '"':
             self._quoted = False
-        self._escaped = rest == "\\"  # and nothing behind it yet
+        self._escaped = rest == "\\"  # the next piece begins behind a backslash
         return at + len(rest)

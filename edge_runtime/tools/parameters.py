@@ -6,16 +6,53 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nearfar.errors import RequestError
-from nearfar.format.keywords import DEFINITIONS, MOST_STEPS
+from nearfar.format.keywords import ANNOTATIONS, DEFINITIONS, MOST_STEPS
 
 Schema = Mapping[str, Any]
 _ANY_OBJECT: Schema = {"type": "object"}
 _BESIDE = {"$ref", *DEFINITIONS, "title", "description", "default", "examples", "$comment", "$schema", "$id"}
 """Keys next to a reference that demand nothing; with others, the referenced schema is not the whole one."""
+
+_NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
+"""Keywords whose value has names of the schema's author, each with a schema."""
+MAX_SCHEMAS_BYTES = 64 << 10
+"""The most bytes of the schemas of all tools that an answer may call, without descriptions and other
+annotations: a grammar is compiled from them.
+"""
+
+
+def check_schemas(tools: Iterable[Mapping[str, Any]]) -> None:
+    """Raise RequestError for tools whose schemas have more than MAX_SCHEMAS_BYTES together."""
+    size = sum(_bare_bytes(tool["function"].get("parameters")) for tool in tools)
+    if size > MAX_SCHEMAS_BYTES:
+        raise RequestError(
+            f"tools: their schemas have {size:,} bytes without descriptions, and a grammar takes at most "
+            f'{MAX_SCHEMAS_BYTES:,}; offer fewer tools or simpler ones, or send tool_choice "none"',
+            "tools",
+        )
+
+
+def _bare_bytes(schema: Any) -> int:
+    """About the bytes of a schema as JSON without annotations."""
+    if isinstance(schema, list):
+        return 2 + sum(map(_bare_bytes, schema))
+    if not isinstance(schema, Mapping):
+        return len(json.dumps(schema))
+    total = 2
+    for key, value in schema.items():
+        if key in ANNOTATIONS or key.startswith("x-"):
+            continue
+        total += len(key) + 4
+        if key in _NAMED and isinstance(value, Mapping):
+            total += sum(len(name) + 4 + _bare_bytes(one) for name, one in value.items())
+        else:
+            total += len(json.dumps(value)) if key in ("const", "enum") else _bare_bytes(value)
+    return total
 
 
 def check_parameters(where: str, schema: Schema) -> None:
@@ -55,9 +92,9 @@ class _Parameters:
         if (target := self._target(schema)) is not None:
             pointer = schema["$ref"]
             if pointer not in self._fit and len(self._fit) >= MOST_STEPS:
-                return True  # where the grammar is made, what leads further is refused
+                return True  # the grammar's code rejects a longer chain of references
             if pointer not in self._fit:
-                self._fit[pointer] = True  # of a reference that leads back to itself
+                self._fit[pointer] = True  # the value for a reference that leads back to itself
                 self._fit[pointer] = self.fit(target)
             if not self._fit[pointer]:
                 return False

@@ -51,17 +51,18 @@ class AnswerReader:
         self._only = calls_only
         self._names = frozenset(tool["function"]["name"] for tool in tools)
         self._loose = loose and self._calls is not None
-        self._loosely: Opening | None = None  # of a call that does not keep to the format
-        self._fresh = True  # what is held begins a line
+        self._loosely: Opening | None = None  # the opening of a call that does not keep to the format
+        self._fresh = True  # the held text begins a line
         self._kind: Literal["text", "reasoning", "call", "arguments", "record", "behind"] = (
             "reasoning" if form.reasoning and reasoning_open else "text"
         )
         self._held = ""
-        self._mark = ""  # that began the section of calls
+        self._mark = ""  # the mark that began the section of calls
         self._strip = False
-        self._start = True  # nothing for the user has come yet
+        self._start = True  # no text for the user has come yet
         self._nesting = Nesting()
-        self._after: Literal["", "call", "list"] = ""  # a call of this section went out; more may in a list
+        # a call of this section has been passed on; "list" says that more may come
+        self._after: Literal["", "call", "list"] = ""
 
     def push(self, text: str) -> list[Fragment]:
         """The fragments that become certain with this text."""
@@ -72,20 +73,20 @@ class AnswerReader:
         """The fragments that were held back, since the text ends; `cut`: the model did not end it itself."""
         made = list(self._split(last=True))
         held, self._held = self._held, ""
-        if self._kind == "behind":  # what was left of a fence; or what was no call
+        if self._kind == "behind":  # the held text is the rest of a fence, or it is not a call
             self._kind = "text"
             return [*made, *self._plain(held if "{" in held and not cut else "")]
         if self._kind != "call":
             return [*made, *self._plain(held)]
         unended = bool(self._calls and self._calls.end and self._mark)
         section = list(self._section(held, cut or unended))
-        if not (section or cut or self._after or self._only):  # the model meant no call
+        if not (section or cut or self._after or self._only):  # the model did not mean a call
             section = [Fragment("text", self._mark + held)]
         return [*made, *section]
 
     def _split(self, *, last: bool) -> Iterator[Fragment]:
         while True:
-            if self._strip:  # the blank lines behind a section belong to it
+            if self._strip:  # blank lines behind a section belong to the section
                 self._held = self._held.lstrip("\n")
                 self._strip = not self._held
             if self._streaming:
@@ -235,7 +236,7 @@ class AnswerReader:
         calls = self._calls
         assert calls is not None
         begin, end = self._mark, calls.end if self._mark and not cut else ""
-        if self._after:  # calls of it went out: what is left
+        if self._after:  # calls of the section have been passed on, and only the rest is left
             begin, text = "", text.strip(BLANKS)
             text = text[: len(text) - overlap(text, calls.end)].rstrip(BLANKS) if cut else text
             if self._after == "list":

@@ -44,15 +44,19 @@ async def look(client: Client, words: Sequence[str] = WORDS) -> Calibrated:
     context = next((model.context for model in listed if model.id == client.model), None)
     if context is None:
         notes.append(
-            "The server does not tell its context length: lengths are not cut to it (see --max-prompt)."
+            "The server does not report its context length, so lengths are not limited to it (see "
+            "--max-prompt)."
         )
     if client.ignore_eos and not await _takes(client):
         client.ignore_eos = False
         if await _takes(client):
-            notes.append("The server refuses ignore_eos: answers may be shorter than asked for.")
+            notes.append("The server rejects ignore_eos, so answers may be shorter than requested.")
     measured = await _measure(client, words)
     if not measured.exact:
-        notes.append("The server tells no usage: a word counts for one token, a piece of an answer too.")
+        notes.append(
+            "The server reports no usage, so each word of a prompt and each piece of an answer counts as one "
+            "token."
+        )
     return Calibrated(client.url, client.model, context, client.ignore_eos, measured, tuple(notes))
 
 

@@ -156,7 +156,7 @@ class _Watch:
         self.usage = chunk.usage or self.usage
         for part in chunk.parts:
             said = part.text or part.reasoning or part.tool_calls
-            # An answer may end without any text: some tokens have none. Then its end is all that can be
+            # An answer may end without any text, because some tokens have none. Then only its end can be
             # observed.
             if said or (part.finish is not None and self.first is None):
                 self._piece(now)

@@ -60,7 +60,7 @@ async def open_(client: Client, asks: Sequence[Ask], at: Sequence[float], limit:
 
 
 async def _one(client: Client, ask: Ask, due: float, run: Run, done: Done) -> None:
-    run.unfinished += 1  # stays so if it is cancelled
+    run.unfinished += 1  # the count stays so if the task is cancelled
     outcome = await client.stream(ask, due)
     run.unfinished -= 1
     run.outcomes.append(outcome)

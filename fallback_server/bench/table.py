@@ -81,14 +81,15 @@ def remarks(report: Report) -> list[str]:
             for kind, count in one.errors.items()
         ]
         if one.short_answers:
-            said.append(f"{one.name}: {one.short_answers} answers were shorter than asked for.")
+            said.append(f"{one.name}: {one.short_answers} answers were shorter than requested.")
         if one.lag.p99 > 0.05:
             said.append(
-                f"{one.name}: this client was {one.lag.p99 * 1000:.0f} ms late (p99): it may be what limits."
+                f"{one.name}: this client was {one.lag.p99 * 1000:.0f} ms late (p99), so the client may be "
+                "the bottleneck."
             )
     if report.interrupted:
         said.append(
-            f"Stopped early: {report.levels[-1].unfinished} requests were under way and do not count."
+            f"Stopped early: {report.levels[-1].unfinished} requests were in progress and do not count."
         )
     return said
 

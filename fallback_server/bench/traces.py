@@ -50,7 +50,7 @@ def read_trace(path: Path) -> list[Item]:
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}", "trace") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise RequestError(f"{path} is no trace in {path.suffix} format: {error!r}", "trace") from error
+        raise RequestError(f"{path} is not a trace in {path.suffix} format: {error!r}", "trace") from error
     items = sorted(
         (item for item in items if item.prompt_tokens > 0 and item.output_tokens > 0), key=lambda i: i.at
     )

@@ -52,7 +52,7 @@ class Address:
             return self.trouble
         if not self.models:
             return "it lists no model"
-        return "its last requests failed" if not self.answers else "nothing was heard of it lately"
+        return "its last requests failed" if not self.answers else "it has not answered lately"
 
     def breaker(self, path: str) -> Breaker:
         """Return the circuit breaker of a path."""

@@ -43,6 +43,7 @@ class AnswerPieces:
         self.index = index
         self.generated = 0
         self.cached = 0
+        self.queued: float | None = None
         self._events = events
         self._codec = codec
         self._text = AnswerText(index, codec, stream, reader)
@@ -54,6 +55,7 @@ class AnswerPieces:
         try:
             async for event in self._events:
                 self.cached = self.cached or event.cached_tokens
+                self.queued = event.queued if self.queued is None else self.queued
                 if self._echo is not None:
                     yield self._echoed(event, self._echo)
                     if not self._echo.answer:
@@ -71,7 +73,7 @@ class AnswerPieces:
         """Stop the request."""
         close = getattr(
             self._events, "aclose", None
-        )  # generators have it; the protocol asks for an iterator only
+        )  # generators have `aclose`, but the protocol asks only for an iterator
         if close is not None:
             await close()
 
@@ -119,7 +121,7 @@ class LocalAnswers:
     async def aclose(self) -> None:
         """Cancel the answers that still run; must be called in any case."""
         for choice in self.choices:
-            with suppress(Exception):  # what failed has been raised already
+            with suppress(Exception):  # the error of a failed answer has been raised already
                 await choice.aclose()
         self.ended()
 
@@ -127,4 +129,6 @@ class LocalAnswers:
     def usage(self) -> TokenUsage:
         """Tokens so far; the prompt counts once, however many answers it has."""
         cached = max((choice.cached for choice in self.choices), default=0)
-        return TokenUsage(self.prompt_tokens, sum(choice.generated for choice in self.choices), cached)
+        generated = sum(choice.generated for choice in self.choices)
+        queued = min((each.queued for each in self.choices if each.queued is not None), default=None)
+        return TokenUsage(self.prompt_tokens, generated, cached, queued)

@@ -161,6 +161,7 @@ class ArtifactBackend:
             steps=self.core.steps,
             restarts=0,
             program=self._program(),
+            memory=self.core.executor.memory_used(),
         )
 
     def _program(self) -> RunningProgram:
@@ -215,22 +216,26 @@ class ArtifactBackend:
     async def _run(self, request: TokenRequest, params: SamplingParams, stream: TaskStream) -> None:
         """Run one request from its place in the queue to its last token."""
         try:
+            submitted = time.monotonic()
             constraint = await self._constraint(request)
             await self._turn(request.late + request.priority * PRIORITY_SECONDS)
             try:
+                queued = time.monotonic() - submitted
                 generation = self.core.generate(request.tokens, params, constraint, request.salt)
-                await self._generate(generation, request, stream)
+                await self._generate(generation, request, stream, queued)
             finally:
                 self._leave()
         except RequestError as error:
             stream.put(error)
         except NearfarError as error:
             stream.put(EngineError(str(error)))
-        except Exception as error:  # a bug of ours must not leave the reader waiting
+        except Exception as error:  # a bug in this code must not leave the reader waiting
             log.exception("request %s failed", request.id)
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
-    async def _generate(self, generation: Generation, request: TokenRequest, stream: TaskStream) -> None:
+    async def _generate(
+        self, generation: Generation, request: TokenRequest, stream: TaskStream, queued: float
+    ) -> None:
         first = True
         try:
             async for event in generation:
@@ -238,7 +243,7 @@ class ArtifactBackend:
                 self._counts.prompt += len(request.tokens) if first else 0
                 self._counts.hits += cached
                 self._counts.generated += 1
-                made = _event(event, request, cached)
+                made = _event(event, request, cached, queued if first else None)
                 stream.put(made)
                 first = False
                 if made.finish is not None:
@@ -266,7 +271,7 @@ class ArtifactBackend:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place was given at the same moment
+            if turn.done() and not turn.cancelled():  # the turn was granted at the same moment
                 self._leave()
             raise
 
@@ -313,9 +318,9 @@ def _params(request: TokenRequest) -> SamplingParams:
     )
 
 
-def _event(event: edge.TokenEvent, request: TokenRequest, cached: int) -> TokenEvent:
+def _event(event: edge.TokenEvent, request: TokenRequest, cached: int, queued: float | None) -> TokenEvent:
     finish: Literal["stop", "length"] | None = (
         "stop" if event.token in request.stop_token_ids else event.finish_reason
     )
     top = tuple(Logprob(other.token, other.logprob) for other in event.top_logprobs)
-    return TokenEvent(event.token, finish, event.logprob, top, None, cached)
+    return TokenEvent(event.token, finish, event.logprob, top, None, cached, queued)

@@ -34,8 +34,9 @@ class EngineRequest:
     `sampling`: the fields of Sampling that the caller gave; the model has defaults for the others.
     `max_tokens` None means until the context is full. `body` is the call as received, for engines that pass
     it on. `tenant`: whose request it is; its salt keeps its prefixes apart from others'. `pooling` is set for
-    a request for vectors (Engine.embed), `questions` for one for log-probabilities (Engine.score). `hints`
-    say how much to think and to write, which a chat template may follow.
+    a request for vectors (Engine.embed), `questions` for a request for log-probabilities (Engine.score).
+    `begin_answer`: the chat template begins the answer. `hints` say how much to think and to write, which a
+    chat template may follow.
     """
 
     id: str
@@ -61,8 +62,11 @@ class EngineRequest:
     template: Mapping[str, Any] = field(default_factory=dict)
     hints: tuple[Hint, ...] = ()
     continue_last: bool = False
+    begin_answer: bool = True
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
+    passed: bool = False
+    """Whether the client takes the events of `body`'s API as an upstream sends them."""
 
     @property
     def chat(self) -> bool:
@@ -79,14 +83,28 @@ class EngineRequest:
         """The number of answers that the request asks for."""
         return self.n * max(len(self.prompts), 1)
 
+    @property
+    def stream_options(self) -> Mapping[str, Any]:
+        """The options of a stream that the client gave."""
+        options = self.body.get("stream_options")
+        return options if isinstance(options, Mapping) else {}
+
+    @property
+    def usage_asked(self) -> bool:
+        """Whether the client wants the usage in a stream."""
+        return any(self.stream_options.get(name) for name in ("include_usage", "continuous_usage_stats"))
+
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens of a request so far; `cached` counts the prompt tokens found in the cache."""
+    """Tokens of a request so far; `cached` counts the prompt tokens found in the cache. `queued`: the seconds
+    that it waited for its first step; None while that is unknown, as it is of upstream servers.
+    """
 
     prompt: int
     completion: int = 0
     cached: int = 0
+    queued: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

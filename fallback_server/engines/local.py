@@ -96,7 +96,8 @@ class LocalEngine:
         directory, bos = source.directory, source.bos
         self.codec = TextCodec.open_directory(directory, bos, source.answers)
         self.form = _with_reasoning(options.reasoning, self.codec.answers)
-        if options.reasoning not in ("auto", "off"):  # its marks are text even where they are special tokens
+        # marks of reasoning are text even if they are special tokens
+        if options.reasoning not in ("auto", "off"):
             self.codec = TextCodec.open_directory(directory, bos, self.form)
         self._pooling = source.pooling
         self._names = tuple(names) or (backend.info.model,)
@@ -297,6 +298,7 @@ class LocalEngine:
             "messages": messages,
             "variables": {**hinted, **request.template, **given},
             "continue_last": request.continue_last,
+            "begin_answer": request.begin_answer,
         }
         return job, left
 
@@ -313,7 +315,7 @@ class LocalEngine:
         vocab = self.backend.info.vocab_size
         if not prompt:
             raise RequestError(f"{param} is empty; give at least one token", param)
-        if len(prompt) <= self.backend.info.context_length:  # else that is what it is refused for
+        if len(prompt) <= self.backend.info.context_length:  # a longer prompt is rejected for its length
             wrong = outside(prompt, vocab)
             if wrong is not None:
                 raise RequestError(
@@ -341,7 +343,7 @@ class LocalEngine:
         eos: Seq[int] = () if request.ignore_eos else self.backend.info.eos_token_ids
         held: Seq[int] = ()
         if prepared.grammar is not None:
-            # The end of a grammar is a token, whatever the request says of end tokens.
+            # The end of a grammar is a token, whatever end tokens the request names.
             eos = ends_of(self.codec, self.backend.info.vocab_size, self.backend.info.eos_token_ids)
             held = eos if request.ignore_eos else ()
         return TokenRequest(
@@ -371,7 +373,7 @@ class LocalEngine:
                     offered(request.tools, request.tool_choice),
                     reasoning_open=prepared.reasoning_open,
                     calls_only=only,
-                    # A format that is wanted may look like a call.
+                    # Text in a requested format may look like a call.
                     loose=request.grammar is None and not only,
                 )
             )

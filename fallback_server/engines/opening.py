@@ -61,14 +61,18 @@ class EngineOptions:
     upstream: UpstreamOptions = field(default_factory=UpstreamOptions)
 
 
+def is_url(models: Seq[str]) -> bool:
+    """Whether all models are addresses of servers."""
+    return all(model.startswith(("http://", "https://")) for model in models)
+
+
 def guess(models: Seq[str]) -> Kind:
     """Infer the kind of engine from the models' names. Raises RequestError for a mix, or for several that are
     no URLs.
     """
-    urls = [model.startswith(("http://", "https://")) for model in models]
-    if all(urls):
+    if is_url(models):
         return "upstream"
-    if any(urls) or len(models) > 1:
+    if len(models) > 1 or any(is_url((model,)) for model in models):
         raise RequestError(
             f"MODEL is one directory or hub id, or one or several URLs, not {' '.join(models)}"
         )
@@ -120,7 +124,7 @@ async def _download(repository: str, telling: Teller) -> Path:
     try:
         _check(await asyncio.to_thread(snapshot, repository, LOOKED_AT, stop))
         return await asyncio.to_thread(_fetched, repository, stop)
-    finally:  # a server that is told to end does not wait for it
+    finally:  # a server that is asked to end does not wait for the opening
         stop.set()
 
 
@@ -174,8 +178,8 @@ async def _artifact(source: ArtifactSource, options: EngineOptions, tell: Tell |
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
-    # Started while the engine loads: the compiler and the vocabulary take longer than a small model's
-    # weights.
+    # The service is started while the engine loads: the compiler and the vocabulary take longer than a small
+    # model's weights.
     grammars = GrammarService(
         source.directory,
         source.model.vocab_size,

@@ -4,15 +4,14 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.pieces import Piece, joined
 from nearfar.edge_runtime.text.beside import characters
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.engines.addresses import Address, AddressBook
@@ -21,7 +20,9 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     TokenUsage,
 )
-from nearfar.remote.chunks import Chunk, Usage
+from nearfar.remote.answer import Passing
+from nearfar.remote.chunks import Chunk, Passed, Usage
+from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS
@@ -44,6 +45,14 @@ _KEPT_BACK = (
 among themselves.
 """
 
+_FORMED = ("tools", "response_format", "structured_outputs")
+"""Fields after which an answer is not plain text."""
+PIECE = tuple(each.name for each in fields(Piece))
+WHOLE_ONLY = ("prompt_logprobs", "use_beam_search", "audio")
+"""Fields whose answers servers do not stream (vLLM, OpenAI): such a request is passed on as it is. Any other
+whole answer is read as a stream, so that a server that hangs is noticed, and the answer may go on elsewhere.
+"""
+
 
 @dataclass
 class Counts:
@@ -59,7 +68,7 @@ class Counts:
 @dataclass(frozen=True)
 class Route:
     """Where a request may go. `model`: its name at the upstream. `continues`: an answer may continue at
-    another address. `salts`: the upstream takes `cache_salt`.
+    another address. `salts`: the upstream takes `cache_salt`. `priorities`: it takes `priority`.
     """
 
     book: AddressBook
@@ -67,11 +76,8 @@ class Route:
     attempts: int
     continues: bool
     salts: bool
+    priorities: bool
     counts: Counts
-
-
-class _Stopped(Exception):
-    """Raised to end the answers at once, whatever the upstream still sends."""
 
 
 class Relay:
@@ -82,12 +88,11 @@ class Relay:
         # Affinity decides whose cache knows the prompt: it depends on the tenant's salt and the prompt.
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._usage = TokenUsage(prepared.prompt_tokens)
-        self._before = 0  # tokens of streams that were cut
-        self._seen = 0  # and with them, of the one under way
+        self._before = 0  # tokens of the streams that were cut
+        self._seen = 0  # tokens of the cut streams and of the present one
         self._text = ""
         self._began = self._reasoned = False
-        self._chunks: AsyncGenerator[Chunk, None] | None = None
-        self._waiting: asyncio.Timeout | None = None
+        self._clock: Clock | None = None
         self._ended_by: NearfarError | None = None
         self._stopped = False
         self.on_close: Callable[[], object] = lambda: None
@@ -103,7 +108,7 @@ class Relay:
             async with aclosing(self._routed(CHAT if self._request.chat else COMPLETIONS)) as pieces:
                 async for piece in pieces:
                     yield piece
-        except _Stopped:
+        except StoppedError:
             if self._ended_by is not None:
                 raise self._ended_by from None
             yield Piece(0, finish="abort")
@@ -116,7 +121,7 @@ class Relay:
         for address in route.book.candidates(self._affinity, path, route.model, route.attempts):
             route.counts.continued += bool(self._seen)
             route.counts.retries += bool(failures) and not self._seen
-            answering = False  # this address, and not only one before it
+            answering = False  # whether this address answers, and not only one before it
             try:
                 async with aclosing(self._answers(address, path)) as pieces:
                     async for piece in pieces:
@@ -129,14 +134,12 @@ class Relay:
             except RefusedError as error:
                 if answering or not self._began:
                     raise
-                log.warning(
-                    "upstream %s cannot go on with an answer: %s", address.server.name, briefly(error)
-                )
+                log.warning("upstream %s cannot continue an answer: %s", address.server.name, briefly(error))
                 break
             if self._began and not self._can_continue():
                 break
             if self._seen >= (self._request.max_tokens or self._seen + 1):
-                yield Piece(0, finish="length")  # only its end was lost
+                yield Piece(0, finish="length")  # only the end of the answer was lost
                 return
             self._before = self._seen
         if self._began:
@@ -159,25 +162,21 @@ class Relay:
 
     async def _hang_up(self) -> None:
         self._stopped = True
-        with suppress(RuntimeError):  # it is just ending
-            if self._waiting is not None:
-                self._waiting.reschedule(asyncio.get_running_loop().time())
-            elif self._chunks is not None:
-                await self._chunks.aclose()
+        if self._clock is not None:
+            self._clock.stop()
 
     def _can_continue(self) -> bool:
         """Whether the text so far is all that another server must know: a single plain-text answer without
         reasoning.
         """
         request = self._request
-        plain = (
-            not request.tools and request.grammar is None and request.logprobs is None and not request.echo
-        )
+        asked = any(request.body.get(name) is not None for name in _FORMED)
+        plain = not asked and request.grammar is None and request.logprobs is None and not request.echo
         text = request.chat or isinstance(request.prompts[0], str)
         return self._route.continues and plain and text and request.choices == 1 and not self._reasoned
 
     def _body(self, only: int | None) -> dict[str, Any]:
-        body = upstream_body(self._request, self._route.model, salted=self._route.salts)
+        body = upstream_body(self._request, self._route)
         if only is not None:
             return one_answer(body, self._request, only)
         return continued(body, self._text, self._seen) if self._seen else body
@@ -205,14 +204,24 @@ class Relay:
         answers = self._request.choices if only is None else 1
         several = only is not None and len(self._request.prompts) > 1
         before, usage = self._usage.prompt if several else 0, None
+        server, clock = address.server, Clock(address.server.waits.first_token)
+        self._clock = clock
+        if self._stopped:
+            raise StoppedError
         try:
             with address.calling(path):
-                self._chunks = address.server.stream(path, self._body(only), answers)
-                async with aclosing(self._chunks) as chunks:
-                    while (chunk := await self._next(chunks)) is not None:
+                body, passing = self._body(only), self._passing(only)
+                if passing is not None and passing.whole and any(body.get(name) for name in WHOLE_ONLY):
+                    stream = server.whole(path, body, answers, clock)
+                else:
+                    stream = server.stream(path, body, answers, clock, passing)
+                async with aclosing(stream) as chunks:
+                    async for chunk in chunks:
+                        if self._stopped:
+                            raise StoppedError
                         address.works()
-                        for part in chunk.parts:
-                            yield self._take(part)
+                        for piece in self._pieces(chunk):
+                            yield piece
                         usage = chunk.usage or usage
                         if chunk.usage is not None:
                             self._told(chunk.usage, before)
@@ -221,20 +230,30 @@ class Relay:
                 self._route.counts.prompt += self._usage.prompt - before
                 self._route.counts.cached += self._usage.cached
 
-    async def _next(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """Return the next chunk, None at the end. Raises _Stopped when the relay is stopped, also while this
-        waits.
+    def _passing(self, only: int | None) -> Passing | None:
+        """How the events of a call are passed on; None where they are read and written anew: answers that are
+        asked for one by one have another index, and a continued answer has begun with another id.
         """
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                chunk = None if self._stopped else await anext(chunks, None)
-        except TimeoutError:
-            chunk = None
-        finally:
-            self._waiting = None
-        if self._stopped:
-            raise _Stopped
-        return chunk
+        request = self._request
+        if not request.passed or only is not None or self._seen:
+            return None
+        model = None if self._route.model == request.model else request.model
+        usage = request.usage_asked and request.choices == 1  # others may be asked for one by one
+        return Passing(model, usage, request.stream_options, whole=not request.body.get("stream"))
+
+    def _pieces(self, chunk: Chunk) -> Iterator[Piece]:
+        """Yield what came together. Passed events are one piece where there is one answer."""
+        if not chunk.data and chunk.merger is None:
+            yield from map(self._take, chunk.parts)
+            return
+        if len(chunk.parts) > 1 and self._request.choices == 1:
+            chunk = replace(chunk, parts=(joined(0, chunk.parts),))
+        data, name, usage_told = chunk.data, chunk.id, chunk.usage is not None and self._request.choices == 1
+        for part in chunk.parts or (Piece(),):
+            part = self._take(part)
+            said: dict[str, Any] = {each: getattr(part, each) for each in PIECE}
+            yield Passed(**said, data=data, usage_told=usage_told, id=name, merger=chunk.merger)
+            data, name = b"", ""
 
     def _take(self, part: Piece) -> Piece:
         self._began = True
@@ -266,17 +285,16 @@ def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:
     return EngineError("no upstream server is available now; try again later")
 
 
-def upstream_body(request: EngineRequest, model: str, *, salted: bool) -> dict[str, Any]:
+def upstream_body(request: EngineRequest, route: Route) -> dict[str, Any]:
     """Return the upstream's request: the call as received, without the fields that stay here, with our own
-    decisions.
-
-    `salted`: send the tenant's salt, so that no tenant finds another's prompts in the upstream's cache.
+    decisions: the tenant's salt, so that no tenant finds another's prompts in the upstream's cache, and the
+    tenant's priority.
     """
     body = {name: value for name, value in request.body.items() if name not in _KEPT_BACK}
-    body |= {"model": model}
-    if "priority" in body:
+    body |= {"model": route.model}
+    if "priority" in body or (route.priorities and request.priority):
         body["priority"] = request.priority
-    if salted and request.tenant.salt:
+    if route.salts and request.tenant.salt:
         body["cache_salt"] = request.tenant.salt
     return body
 

@@ -49,15 +49,17 @@ class UpstreamOptions:
 
     `key`: sent as the bearer token; None means NEARFAR_UPSTREAM_KEY. `continues`: the servers take
     `continue_final_message` (vLLM, nearfar), so that an answer can continue elsewhere when its server fails.
-    `salts`: they take `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit breaker for
-    `open_seconds`. `slack`: how many more requests than the least loaded an address may have and still be
-    preferred for a prompt whose beginning it knows. Each address is queried for its models every
-    `probe_seconds`.
+    `salts`: they take `cache_salt` (vLLM, SGLang, nearfar). `priorities`: they take `priority` (vLLM with
+    `--scheduling-policy priority`, nearfar); else only a request that has the field is sent with it.
+    `failures` in a row open a circuit breaker for `open_seconds`. `slack`: how many more requests than the
+    least loaded an address may have and still be preferred for a prompt whose beginning it knows. Each
+    address is queried for its models every `probe_seconds`.
     """
 
     key: str | None = None
     continues: bool = False
     salts: bool = True
+    priorities: bool = False
     attempts: int = 3
     failures: int = 3
     open_seconds: float = 10.0
@@ -123,7 +125,8 @@ class UpstreamEngine:
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it is sent when its pieces are iterated."""
         options, name = self.options, self._there(prepared.request.model)
-        route = Route(self.book, name, options.attempts, options.continues, options.salts, self.counts)
+        rights = (options.continues, options.salts, options.priorities)
+        route = Route(self.book, name, options.attempts, *rights, self.counts)
         relay = self._live[prepared.request.id] = Relay(route, prepared)
         relay.on_close = lambda: self._live.pop(prepared.request.id, None)
         return relay
@@ -186,7 +189,7 @@ class UpstreamEngine:
         """Whether a usable address worked lately, or lists a model now."""
         if self._seen_lately():
             return True
-        if self._checking is None or self._checking.done():  # however many ask
+        if self._checking is None or self._checking.done():  # one check serves all callers
             self._checking = asyncio.create_task(self._list())
         await asyncio.shield(self._checking)
         return self._seen_lately()

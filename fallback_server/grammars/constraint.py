@@ -19,7 +19,7 @@ def follow(compiled: Any, stops: frozenset[int]) -> Any:
     """Return a matcher at the start of a compiled grammar. `stops`: the tokens that may end it, at least
     one.
     """
-    import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
+    import xgrammar  # already imported in a thread: the module imports PyTorch, which takes seconds
 
     return xgrammar.GrammarMatcher(compiled, override_stop_tokens=sorted(stops))
 

@@ -85,7 +85,7 @@ class GrammarService:
         if task is None:
             task = self._under_way[key] = asyncio.create_task(self._compile(key, grammar))
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        return await asyncio.shield(task)  # others may wait for it too
+        return await asyncio.shield(task)  # other requests may wait for the same task
 
     async def matcher(self, grammar: Grammar, stops: frozenset[int]) -> Any:
         """Return a fresh xgrammar.GrammarMatcher for sampling in this process. `stops`: tokens that may end
@@ -112,7 +112,8 @@ class GrammarService:
                 group.create_task(self._pool.warm(1))
                 if here:
                     group.create_task(asyncio.to_thread(self._loaded.warm))
-        except* (NearfarError, ImportError) as errors:  # who asks for a grammar is told again
+        # the error is told again to the requests that need a grammar
+        except* (NearfarError, ImportError) as errors:
             log.warning("grammars cannot be compiled: %s", errors.exceptions[0])
 
     async def _compile(self, key: str, grammar: Grammar) -> str:

@@ -44,7 +44,7 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
     @api.post("/keys/reload", response_model=None)
     async def reload_keys() -> dict[str, Any]:
         """Read the keys file now. An invalid file is rejected, and the present keys stay."""
-        assert keys is not None  # nobody comes here without
+        assert keys is not None  # without keys these routes do not exist
         keys.reload()
         return {"keys": len(keys.keys)}
 
@@ -54,14 +54,14 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
         now = time.monotonic()
         found = [
             {
-                "id": call.wanted.id,
+                "id": call.name,
                 "request_id": call.request.state.request_id,
                 "key": call.wanted.tenant.name,
                 "seconds": round(now - call.started, 3),
                 "prompt_tokens": call.usage.prompt,
                 "completion_tokens": call.usage.completion,
             }
-            for call in service.live.values()
+            for call in dict.fromkeys(service.live.values())
         ]
         return {"requests": found}
 

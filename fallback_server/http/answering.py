@@ -9,8 +9,9 @@ from typing import Protocol
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import Problem
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, Record
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, Record, usage_record
 from nearfar.fallback_server.http.streams import DONE, EVENTS, event
+from nearfar.remote.chunks import Passed
 
 
 class Shape(Protocol):
@@ -43,27 +44,34 @@ class Shape(Protocol):
 
 
 class Completion:
-    """A chat or text completion: chunks, then the usage if it was asked for, then [DONE]."""
+    """A chat or text completion: chunks, then the usage if it was asked for, then [DONE].
+
+    Events that an upstream sent are passed on as they are, also its usage.
+    """
 
     media_type = EVENTS
 
     def __init__(self, shape: ChatShape | CompletionShape, head: Head) -> None:
         self._shape, self._head = shape, head
+        self._begun = self._usage_told = False
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
-        for index in range(self._shape.choices):
-            if (record := self._shape.opening(index, usage)) is not None:
-                yield event(record)
+        """See Shape. The first chunk comes with the first piece: an upstream's events have their own."""
+        return ()
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
         """See Shape."""
-        if (record := self._shape.chunk(piece, usage)) is not None:
-            yield event(record)
+        if isinstance(piece, Passed):
+            self._begun = True
+            self._usage_told = self._usage_told or piece.usage_told
+            return (piece.data,) if piece.data else ()
+        record = self._shape.chunk(piece, usage)
+        return (*self._opening(usage), *(() if record is None else (event(record),)))
 
     def end(self, usage: TokenUsage) -> Seq[bytes]:
         """See Shape."""
-        return (event(self._shape.final(usage)), DONE) if self._head.usage else (DONE,)
+        told = self._head.usage and not self._usage_told
+        return (*self._opening(usage), *((event(self._shape.final(usage)),) if told else ()), DONE)
 
     def failed(self, problem: Problem) -> Iterable[bytes]:
         """See Shape."""
@@ -71,4 +79,17 @@ class Completion:
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """See Shape."""
-        return self._shape.whole(pieces, usage)
+        merger = pieces[0].merger if pieces and isinstance(pieces[0], Passed) else None
+        if merger is None or not all(
+            isinstance(piece, Passed) and piece.merger is merger for piece in pieces
+        ):
+            return self._shape.whole(pieces, usage)
+        return {"usage": usage_record(usage), **merger.record(self._head.model)}
+
+    def _opening(self, usage: TokenUsage) -> Iterable[bytes]:
+        """Return the first chunks of all answers, once."""
+        if self._begun:
+            return ()
+        self._begun = True
+        records = (self._shape.opening(index, usage) for index in range(self._shape.choices))
+        return [event(record) for record in records if record is not None]

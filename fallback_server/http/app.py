@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -41,6 +41,7 @@ from nearfar.fallback_server.http.middleware import (
     Sizes,
     Targets,
 )
+from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.version import __version__
 
@@ -61,15 +62,19 @@ class AppOptions:
     strict_fields: bool = False
     store: bool = True
     """Whether responses are kept in memory, so that later requests can read and continue them by id."""
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """Prices by model, for the metrics."""
 
 
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """Make the app over an engine. The app does not close the engine."""
     options = options or AppOptions()
-    metrics = Metrics(lambda: [info.id for info in engine.models()], engine.stats)
+    keys, source = options.keys, "upstream" if engine.passes_on else "prefix_cache"
+    metrics = Metrics(lambda: [info.id for info in engine.models()], engine.stats, options.prices, source)
     service = Service(
-        engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit
-    )
+        engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit,
+        names_keys=lambda: keys is None or keys.has_admin,
+    )  # fmt: skip
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

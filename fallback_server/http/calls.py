@@ -38,6 +38,7 @@ from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
+from nearfar.remote.chunks import Passed
 
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
@@ -54,6 +55,10 @@ class Service:
     audit: AuditLog | None = None
     draining: bool = False
     live: dict[str, Call] = field(default_factory=dict)
+    names_keys: Callable[[], bool] = lambda: True
+    """Whether metrics have the names of keys; otherwise all keys count as "". Metrics that everybody may read
+    name none.
+    """
 
     def turned_away(self, scope: Scope, error: ApiError) -> None:
         """Count and log a request that was rejected before its body was read."""
@@ -149,9 +154,10 @@ class Call:
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
-        self._last = 0.0
-        self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
+        self._submitted = self._begun = self._last = 0.0  # times of the submission and of tokens
+        self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
+        self._known_as = ""  # the id that an upstream gave the answer
         self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         operation = "decisions" if wanted.questions else operation
@@ -225,6 +231,11 @@ class Call:
         await self.service.engine.cancel(self.wanted.id)
 
     @property
+    def name(self) -> str:
+        """The id by which the client knows the answer."""
+        return self._known_as or self.wanted.id
+
+    @property
     def metrics(self) -> CallMetrics:
         """The metrics of the call's model."""
         return self._metrics or self.service.metrics.unknown()
@@ -277,7 +288,9 @@ class Call:
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare and submit the request, and observe its pieces."""
-        answers = self._answers = await self.service.engine.submit(await self._prepare())
+        prepared = await self._prepare()
+        self._submitted = time.monotonic()
+        answers = self._answers = await self.service.engine.submit(prepared)
         async with aclosing(answers.pieces()) as pieces:
             async for piece in pieces:
                 self._watch(piece)
@@ -326,8 +339,12 @@ class Call:
 
     def _watch(self, piece: Piece) -> None:
         metrics, now = self.metrics, time.monotonic()
+        if isinstance(piece, Passed) and piece.id and not self._known_as:
+            self._known_as = piece.id
+            self.service.live.setdefault(piece.id, self)
         if piece.tokens:
             if not self._last:
+                self._begun = now
                 metrics.first_token.observe(now - self.started)
                 self._span.add_event("first token")
             elif self.wanted.choices == 1:
@@ -343,13 +360,16 @@ class Call:
             return
         self._ended = True
         usage, service = self.usage, self.service
-        service.live.pop(self.wanted.id, None)
+        for name in (self.wanted.id, self._known_as):
+            if service.live.get(name) is self:
+                del service.live[name]
         self._ticket.leave(usage.completion)
         seconds = time.monotonic() - self.started
         self.metrics.outcome(outcome)
         if outcome == "ok":
             self.metrics.whole.observe(seconds)
             self.metrics.answer_length.observe(usage.completion)
+        self._measure(usage)
         self._trace(status, usage)
         if service.audit is not None:
             service.audit.write(self._entry(status, outcome, usage, seconds))
@@ -360,6 +380,21 @@ class Call:
             await self._rest.aclose()
         if self._answers is not None:
             await self._answers.aclose()
+
+    def _measure(self, usage: TokenUsage) -> None:
+        """Count what the request has used, however it ended."""
+        phases: dict[str, float] = {}
+        if self._begun:
+            phases["decode"] = self._last - self._begun
+            self.metrics.decode.observe(phases["decode"])
+            if usage.queued is not None:
+                phases["queue"] = usage.queued
+                phases["prefill"] = max(0.0, self._begun - self._submitted - usage.queued)
+                self.metrics.queued.observe(phases["queue"])
+                self.metrics.prefill.observe(phases["prefill"])
+        if self._metrics is not None and (usage.completion or self._counted is not None):
+            key = self.wanted.tenant.name if self.service.names_keys() else ""
+            self._metrics.used(key, usage, phases)
 
     def _trace(self, status: int, usage: TokenUsage) -> None:
         self._span.set_attribute("http.response.status_code", status)

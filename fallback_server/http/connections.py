@@ -42,7 +42,7 @@ class BoundedProtocol(H11Protocol):
             return
         problem = Problem(
             503,
-            f"the server has {most} connections, as many as it takes; try again later",
+            f"the server has {most} connections, its limit; try again later",
             None,
             "too_many_connections",
             2.0,
@@ -68,7 +68,7 @@ class BoundedProtocol(H11Protocol):
         if not idle and self._headers is not None:
             self._headers.cancel()
             self._headers = None
-        elif idle:  # some of the next request's headers
+        elif idle:  # some bytes of the next request's headers have come
             self._await_headers()
 
     def pause_writing(self) -> None:

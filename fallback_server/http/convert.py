@@ -31,6 +31,7 @@ from nearfar.fallback_server.http.schemas import (
     NamedTool,
     Thinking,
 )
+from nearfar.format.requests import MAX_TOOLS_BYTES
 
 _LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
@@ -103,7 +104,8 @@ def _check_nest(data: Any, depth: int) -> None:
             for item in level
             if isinstance(item, dict | list)
             for child in (item.values() if isinstance(item, dict) else item)
-            if type(child) in _LOOKED_INTO  # a million token ids are none of these
+            # token ids, of which a body may have a million, are none of these types
+            if type(child) in _LOOKED_INTO
         ]
         if not level:
             return
@@ -114,7 +116,7 @@ def chat(body: ChatRequest) -> EngineRequest:
     """Convert a chat completion."""
     dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
-    _small(tools, "tools")
+    _small(tools, "tools", MAX_TOOLS_BYTES)
     for index, tool in enumerate(tools):
         check_parameters(f"tools[{index}].function.parameters", tool["function"].get("parameters", {}))
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -127,6 +129,7 @@ def chat(body: ChatRequest) -> EngineRequest:
         template=body.chat_template_kwargs or {},
         hints=_hints(body),
         continue_last=bool(body.continue_final_message),
+        begin_answer=body.add_generation_prompt is not False,
         split_reasoning=body.include_reasoning is not False,
         **_common(body, f"chatcmpl-{secrets.token_hex(12)}", dumped),
     )
@@ -212,7 +215,7 @@ def _sampling(body: Common) -> dict[str, Any]:
     names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
-        given["top_k"] = max(body.top_k, 0)  # vLLM's clients send -1 for off
+        given["top_k"] = max(body.top_k, 0)  # vLLM's clients send -1 to turn it off
     if body.logit_bias:
         given["logit_bias"] = {int(token): float(value) for token, value in body.logit_bias.items()}
     if body.seed is not None:
@@ -269,13 +272,11 @@ def _guided(
     return Grammar("ebnf", grammar) if grammar is not None else None
 
 
-def _small(value: Any, param: str) -> str:
-    """Return the value as JSON. Raises RequestError if that is too large."""
+def _small(value: Any, param: str, most: int = MAX_SCHEMA_BYTES) -> str:
+    """Return the value as JSON. Raises RequestError if that has more than `most` bytes."""
     text = json.dumps(value)
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise RequestError(
-            f"{param} takes at most {MAX_SCHEMA_BYTES} bytes of schemas, not {len(text)}", param
-        )
+    if len(text) > most:
+        raise RequestError(f"{param} takes at most {most:,} bytes of JSON, not {len(text):,}", param)
     return text
 
 

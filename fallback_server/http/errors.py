@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException as StarletteException
 from nearfar.errors import CONTEXT_CODE, EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.http.fields import models_at
 from nearfar.fallback_server.http.words import IDLE, words_of_all
+from nearfar.remote.errors import RefusedError
 from nearfar.suggestions import advised, suggested
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,21 @@ class Problem:
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None
+    kind: str | None = None
+    """OpenAI's type of the error; by default that of the status."""
 
     @property
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's shape."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind or kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
     def told(self, path: str = "") -> dict[str, Any]:
         """Return the error in the shape of the API that `path` belongs to."""
@@ -103,6 +113,8 @@ def problem_of(error: Exception) -> Problem:
             return error.problem
         case OverloadError():
             return Problem(429, str(error), None, "overloaded", error.retry_after)
+        case RefusedError():  # an upstream's, unchanged
+            return Problem(error.status, str(error), error.param, error.code, kind=error.kind)
         case RequestError():
             return Problem(400, str(error), error.param, error.code)
         case EngineError():
@@ -123,7 +135,8 @@ def install(app: FastAPI) -> None:
     async def plain(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteException)
         text = str(error.detail)
-        if error.status_code == 404 and text == "Not Found":  # Starlette's, of a path that no route has
+        # Starlette raises this for a path that no route has
+        if error.status_code == 404 and text == "Not Found":
             text = _no_path(request.url.path)
         if error.status_code == 405:
             ways = (error.headers or {}).get("Allow", "another method")
@@ -201,7 +214,8 @@ def validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) 
     place = [str(part) for at, part in enumerate(within) if not _is_type_name(part) and at not in of_role]
     place += [str(last)] if unknown or not _is_type_name(last) else []
     value = error.get("input")
-    if error["type"].startswith("union_tag_"):  # of the field that says which member of a union it is
+    # the error is about the field that says which member of a union a value is
+    if error["type"].startswith("union_tag_"):
         place.append(error["ctx"]["discriminator"].strip("'()"))
         value = error["ctx"].get("tag")
     where, message = ".".join(place), words_of_all(_alternatives(errors, error))

@@ -41,7 +41,7 @@ MAX_PROMPTS = 64
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_PARTS = 256
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
-"""Largest schema, regular expression or grammar in bytes; for tools, all of them together."""
+"""Largest schema, regular expression or grammar in bytes."""
 UNKNOWN = 16
 """Most unknown fields that are reported one by one."""
 
@@ -103,6 +103,41 @@ this one is ignored too.
 """
 
 
+@dataclass(frozen=True)
+class _Hint:
+    """The type of HINT."""
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """The type of PASSED."""
+
+
+PASSED = _Passed()
+"""Marks a field of images, sounds and files: a server behind this one gets them. Where this server computes
+the answer, the part that has the field is rejected by its type.
+"""
+HINT = _Hint()
+"""Marks a field that only a chat template can follow. If the template has no variable for it, the field is
+ignored, and the answer's header names it.
+"""
+
+
+def _or_passed(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        if passes_on.get() and ignored.get() is None:
+            return None
+        raise
+
+
+OPEN = WrapValidator(_or_passed)
+"""Marks a field whose forms differ between servers: a form that is unknown here is left to the upstream,
+which gets the request as received.
+"""
+
+
 def few(most: int) -> BeforeValidator:
     """Return a validator for at most `most` entries, which counts them before reading any."""
 
@@ -114,7 +149,7 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-@dataclass(frozen=True, eq=False)  # for (1,) equals (True,)
+@dataclass(frozen=True, eq=False)  # generated equality would take (1,) for (True,)
 class Only:
     """A field that takes only null and the values that have no effect. Others are rejected, not ignored.
     `instead`: the advice in the error message.

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from nearfar.fallback_server.http.fields import (
     MAX_SCHEMA_BYTES,
+    SILENT,
     AnyJson,
     JsonObject,
     Name,
@@ -25,9 +26,9 @@ class JsonSchema(Strict):
     """The schema of an answer."""
 
     place = "response_format.json_schema."
-    name: Name
+    name: Annotated[Name | None, SILENT]
     schema_: JsonObject | None = Field(None, alias="schema")
-    description: str | None = None
+    description: Annotated[str | None, SILENT] = None
     strict: bool | None = None
 
 
@@ -61,7 +62,7 @@ class StructuredOutputs(Strict):
     choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
     grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     structural_tag: Annotated[Any, Only()] = None
-    disable_fallback: bool | None = None
+    disable_fallback: Annotated[bool | None, SILENT] = None
     disable_any_whitespace: Annotated[Any, Only((False,))] = None
     disable_additional_properties: Annotated[Any, Only((True,))] = None
     whitespace_pattern: Annotated[Any, Only()] = None

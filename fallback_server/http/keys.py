@@ -48,6 +48,7 @@ class Key:
     admin: bool = False
     cache_group: str | None = None
     priority: int = 0
+    tokens_per_day: int | None = None
 
     @property
     def tenant(self) -> Tenant:
@@ -58,7 +59,9 @@ class Key:
         """
         group = self.cache_group
         salt = digest("key", self.name, self.hash) if group is None else digest("group", group)
-        limits = Limits(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
+        limits = Limits(
+            self.requests_per_minute, self.tokens_per_minute, self.concurrent, self.tokens_per_day
+        )
         return Tenant(self.name, salt, self.priority, limits, self.models)
 
 
@@ -91,6 +94,11 @@ class KeyStore:
         """Whether an Authorization header has an admin's key."""
         key = self.bearer(authorization)
         return key is not None and key.admin
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether one of the keys is an admin's, which then is needed for the metrics."""
+        return any(key.admin for key in self.keys)
 
     def find(self, secret: str) -> Key | None:
         """Return the key with this secret. A wrong secret takes as long as any right one."""
@@ -157,7 +165,7 @@ def _keys(text: str, path: Path) -> tuple[Key, ...]:
 
 
 _HASH = re.compile(re.escape(PREFIX) + "[0-9a-f]{64}")
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
 
 
 def _key(record: Any, where: str) -> Key:
@@ -221,7 +229,7 @@ def add_key(path: Path, key: Key) -> None:
     else:
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in record.items()]
         new = old + ("\n" if old else "") + "[[keys]]\n" + "\n".join(lines) + "\n"
-    _keys(new, path)  # before it takes the place of what is there
+    _keys(new, path)  # checked before the file is replaced
     try:
         write_whole(path, new.encode())
     except OSError as error:

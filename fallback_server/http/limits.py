@@ -55,6 +55,17 @@ class _Use:
         most = self.limits.tokens_per_minute
         return None if most is None else Account(self.tenant, "tokens", most)
 
+    @property
+    def day(self) -> Account | None:
+        """The account of the tenant's tokens per day; None where they are not bounded."""
+        most = self.limits.tokens_per_day
+        return None if most is None else Account(self.tenant, "day", most)
+
+    @property
+    def charged(self) -> list[Account]:
+        """The accounts that a request's tokens are taken from."""
+        return [account for account in (self.day, self.tokens) if account is not None]
+
 
 @dataclass
 class Ticket:
@@ -113,10 +124,9 @@ class Admission:
         limits = use.limits
         most = None if limits.concurrent is None else -(-limits.concurrent // self.limits.fronts)
         if most is not None and use.concurrent >= most:
-            raise _refusal(
-                f"this key has {use.concurrent} requests under way, as many as it may", "concurrent", 1.0
-            )
-        use.concurrent += 1  # before anything is waited for, or more than `most` would come past
+            raise _refusal(f"this key has {use.concurrent} requests under way, its limit", "concurrent", 1.0)
+        # counted before anything is awaited, because otherwise more than `most` would be admitted
+        use.concurrent += 1
         try:
             if use.requests is not None and (wait := await self._counts.claim(use.requests, 1)) > 0:
                 raise _refusal(
@@ -132,38 +142,52 @@ class Admission:
     def admit(self, ticket: Ticket) -> None:
         """Count a request as under way. Raises ApiError if the server has too many."""
         if self.requests >= self.limits.requests:
-            raise _refusal(
-                f"the server has {self.requests} requests under way, as many as it takes", "queue_full", 2.0
-            )
+            raise _refusal(f"the server has {self.requests} requests under way, its limit", "queue_full", 2.0)
         ticket.admitted = True
         self.requests += 1
 
     async def charge(self, ticket: Ticket, prepared: Prepared) -> None:
         """Admit a request by its tokens. Raises ApiError above a limit."""
-        account, prompt = ticket.use.tokens, prepared.prompt_tokens
+        prompt = prepared.prompt_tokens
         cost = prompt * (answer_weight(prepared.request) if prepared.request.echo else 1)
-        if account is not None:
-            most = account.per_minute
-            if prompt > most:
-                raise ApiError(
-                    400,
-                    f"the prompt has {prompt} tokens; this key may send {most} a minute",
-                    _text_of(prepared),
-                    "tokens_per_minute",
+        claimed: list[Account] = []
+        try:
+            for account in ticket.use.charged:
+                await self._claim(account, prepared)
+                claimed.append(account)
+            if self.tokens and self._too_many(cost, cost):
+                raise _refusal(
+                    f"the server has {self.tokens} tokens under way; {cost} more would be over "
+                    f"{self.limits.tokens}",
+                    "queue_full",
+                    2.0,
                 )
-            if (wait := await self._counts.claim(account, prompt)) > 0:
-                raise _refusal(f"this key may use {most} tokens a minute", "tokens_per_minute", wait)
-        if self.tokens and self._too_many(cost, cost):
-            if account is not None:
+        except BaseException:
+            for account in claimed:
                 self._counts.take(account, -prompt)
-            raise _refusal(
-                f"the server has {self.tokens} tokens under way; {cost} more would be over "
-                f"{self.limits.tokens}",
-                "queue_full",
-                2.0,
-            )
+            raise
         ticket.cost = cost
         self.tokens += cost
+
+    async def _claim(self, account: Account, prepared: Prepared) -> None:
+        """Take a prompt's tokens from an account. Raises ApiError where it has too few."""
+        prompt, period = prepared.prompt_tokens, "day" if account.what == "day" else "minute"
+        code = f"tokens_per_{period}"
+        if prompt > account.most:
+            text = f"the prompt has {prompt} tokens; this key may send {account.most} a {period}"
+            raise ApiError(400, text, _text_of(prepared), code)
+        wait = await self._counts.claim(account, prompt)
+        if wait > 0 and account.what == "day":
+            raise ApiError(
+                429,
+                f"this key may use {account.most} tokens a day, and too few are left for this prompt of "
+                f"{prompt}; the budget begins anew at 00:00 UTC, in {_hours(wait)}",
+                None,
+                code,
+                wait,
+            )
+        if wait > 0:
+            raise _refusal(f"this key may use {account.most} tokens a minute", code, wait)
 
     def hold(self, ticket: Ticket, tokens: int) -> None:
         """Count tokens that a request has produced. If the total is too large and this request has more than
@@ -173,7 +197,7 @@ class Admission:
         self.tokens += tokens
         if self.requests > 1 and self._too_many(0, ticket.cost):
             raise _refusal(
-                f"the server has {self.tokens} tokens under way, as many as it takes, and {ticket.cost} of "
+                f"the server has {self.tokens} tokens under way, its limit, and {ticket.cost} of "
                 "them are this request's; stream the answer or ask for a shorter one",
                 "queue_full",
                 2.0,
@@ -184,8 +208,9 @@ class Admission:
         self.requests -= ticket.admitted
         self.tokens -= ticket.cost
         ticket.use.concurrent -= 1
-        if completion_tokens and ticket.use.tokens is not None:
-            self._counts.take(ticket.use.tokens, completion_tokens)
+        if completion_tokens:
+            for account in ticket.use.charged:
+                self._counts.take(account, completion_tokens)
 
     def _too_many(self, more: int, own: int) -> bool:
         """Whether `more` tokens exceed the bound and `own` is more than an equal share."""
@@ -224,3 +249,9 @@ def _text_of(prepared: Prepared) -> str:
 
 def _refusal(message: str, code: str, wait: float) -> ApiError:
     return ApiError(429, f"{message}; try again in {max(wait, 1):.0f} s", None, code, wait)
+
+
+def _hours(seconds: float) -> str:
+    """A time as hours and minutes, such as "3 h 20 min"."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

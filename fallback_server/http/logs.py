@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(
             entry, default=str
-        )  # ASCII: some control characters are not JSON's, but a terminal's
+        )  # escaped to ASCII, because some characters that JSON leaves alone control a terminal
 
 
 class TextFormatter(logging.Formatter):
@@ -103,7 +103,7 @@ class _Queued(QueueHandler):
         """Write the remaining lines. `logging` calls this when the process ends."""
         listener, self.listener = self.listener, None
         if listener is not None:
-            with suppress(queue.Full):  # then who reads is gone, and nothing can be told
+            with suppress(queue.Full):  # then the reader of the log is gone, and no message can be shown
                 listener.enqueue_sentinel()
             if listener._thread is not None:
                 listener._thread.join(WRITING_SECONDS)
@@ -180,7 +180,7 @@ class AuditLog:
             with suppress(queue.Full):
                 self._entries.put(None, timeout=WRITING_SECONDS)
             self._thread.join(WRITING_SECONDS)
-        if not self._thread.is_alive():  # of a disk that hangs the thread has the file
+        if not self._thread.is_alive():  # the thread still holds the file if the disk hangs
             self._file.close()
 
     def _write_all(self) -> None:

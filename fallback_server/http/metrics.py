@@ -4,13 +4,15 @@ prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nearfar.fallback_server.backend import BackendStats
+from nearfar.fallback_server.engines.base import TokenUsage
+from nearfar.fallback_server.http.prices import Price, price_of
 
 PREFIX = "nearfar:"
 
@@ -22,6 +24,9 @@ _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From the request to its first token.", _FIRST),
     "inter_token_latency_seconds": ("Between two tokens of an answer.", _BETWEEN),
     "e2e_request_latency_seconds": ("From the request to its end.", _WHOLE),
+    "request_queue_time_seconds": ("From the submission of a request to its first step.", _WHOLE),
+    "request_prefill_time_seconds": ("From the first step of a request to its first token.", _WHOLE),
+    "request_decode_time_seconds": ("From the first token of a request to its last.", _WHOLE),
     "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens of all answers of a request.", _TOKENS),
 }
@@ -42,6 +47,9 @@ class CallMetrics:
         self.whole = of("e2e_request_latency_seconds")
         self.prompt_length = of("request_prompt_tokens")
         self.answer_length = of("request_generation_tokens")
+        self.queued = of("request_queue_time_seconds")
+        self.prefill = of("request_prefill_time_seconds")
+        self.decode = of("request_decode_time_seconds")
         self._metrics, self._model = metrics, model
 
     def finished(self, reason: str) -> None:
@@ -51,6 +59,18 @@ class CallMetrics:
     def outcome(self, outcome: str) -> None:
         """Count a request that has ended."""
         self._metrics.requests.labels(self._model, outcome).inc()
+
+    def used(self, key: str, usage: TokenUsage, seconds: Mapping[str, float]) -> None:
+        """Count the tokens, the seconds by phase, and the cost of a key's request."""
+        metrics, names = self._metrics, (self._model, key)
+        kinds = {"prompt": usage.prompt, "cached": usage.cached, "generation": usage.completion}
+        for kind, tokens in kinds.items():
+            metrics.key_tokens.labels(*names, kind).inc(tokens)
+        for phase, took in seconds.items():
+            metrics.key_seconds.labels(*names, phase).inc(took)
+        metrics.cached.labels(self._model, metrics.source).inc(usage.cached)
+        if (price := price_of(metrics.prices, self._model)) is not None:
+            metrics.cost.labels(*names).inc(price.cost(usage))
 
 
 class Metrics:
@@ -62,7 +82,17 @@ class Metrics:
     all its models together, under the name of the first.
     """
 
-    def __init__(self, models: Callable[[], Sequence[str]], stats: Callable[[], BackendStats]) -> None:
+    def __init__(
+        self,
+        models: Callable[[], Sequence[str]],
+        stats: Callable[[], BackendStats],
+        prices: Mapping[str, Price] | None = None,
+        source: str = "prefix_cache",
+    ) -> None:
+        """`prices`: by model. `source`: where prompt tokens that were not computed come from: the engine's
+        own "prefix_cache", or an "upstream" server's.
+        """
+        self.prices, self.source = prices or {}, source
         self._registry = CollectorRegistry()
         self._models = models
         self._calls: dict[str, CallMetrics] = {}
@@ -82,8 +112,22 @@ class Metrics:
             ["model_name", "outcome"],
             registry=self._registry,
         )
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, text, ["model_name", *labels], registry=self._registry)
+
+        self.key_tokens = counter(
+            "key_tokens", "Tokens by key: of prompts, of them cached, and generated.", "key", "kind"
+        )
+        self.key_seconds = counter(
+            "key_seconds", "Seconds of requests by key and phase: queue, prefill, decode.", "key", "phase"
+        )
+        self.cached = counter(
+            "cached_tokens", "Prompt tokens that were not computed, by where they were found.", "source"
+        )
+        self.cost = counter("cost", "Cost of tokens at the prices of --price.", "key")
         self._registry.register(_EngineCollector(lambda: next(iter(models()), ""), stats))
-        for model in models():  # seen before there is a value
+        for model in models():  # the label exists before there is a value
             self.of(model)
 
     def of(self, model: str) -> CallMetrics:
@@ -130,10 +174,14 @@ class _EngineCollector(Collector):
             "engine_steps": ("Steps of the engine.", stats.steps),
             "engine_restarts": ("Times that the engine's process was started again.", stats.restarts),
         }
+        if stats.memory:
+            gauges["device_memory_bytes"] = (
+                "Bytes of the device's memory in use, by weights, KV cache and workspaces.", stats.memory
+            )  # fmt: skip
         program = stats.program
         if program is not None:
             gauges["largest_step_rows"] = (
-                "Rows of the largest step taken; fewer than built for where there was no memory.",
+                "Rows of the largest step in use; fewer than the program has if memory did not suffice.",
                 program.largest_step,
             )
             gauges["largest_built_step_rows"] = (

@@ -168,7 +168,7 @@ class Authentication:
         path: str = scope["path"]
         admin = path.startswith("/admin")
         # Scrapers of metrics use an admin's key where the server has one.
-        metrics = path == "/metrics" and self._keys is not None and any(key.admin for key in self._keys.keys)
+        metrics = path == "/metrics" and self._keys is not None and self._keys.has_admin
         if path in _PROBES and not metrics:
             return ANONYMOUS
         if self._keys is None:
@@ -259,7 +259,7 @@ class Sizes:
 
         async def bounded() -> Message:
             nonlocal size, complete
-            if complete:  # the client may be silent now for as long as the answer takes
+            if complete:  # the client may be silent now, for as long as the answer takes
                 return await receive()
             try:
                 async with asyncio.timeout_at(deadline):

@@ -9,8 +9,11 @@ from pydantic_core import PydanticCustomError
 
 from nearfar.edge_runtime.tools.messages import TEXTS, texts_of
 from nearfar.fallback_server.http.fields import (
+    HINT,
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
+    OPEN,
+    PASSED,
     SILENT,
     AnyJson,
     Bias,
@@ -34,6 +37,7 @@ from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOL
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
+FORM = "use response_format"
 TEXT_ALONE = "only parts of type 'text' are taken"
 
 
@@ -52,11 +56,11 @@ class Part(Strict):
     type: Annotated[str, Field(max_length=64)]
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
-    video_url: Any = None
-    audio_url: Any = None
-    input_audio: Any = None
-    file: Any = None
+    image_url: Annotated[Any, PASSED] = None
+    video_url: Annotated[Any, PASSED] = None
+    audio_url: Annotated[Any, PASSED] = None
+    input_audio: Annotated[Any, PASSED] = None
+    file: Annotated[Any, PASSED] = None
     cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @model_validator(mode="after")
@@ -90,7 +94,7 @@ class Call(Strict):
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
     function: Function
-    index: int | None = None
+    index: Annotated[int | None, SILENT] = None
 
 
 class Said(Strict):
@@ -129,7 +133,7 @@ class AssistantMessage(Said):
     role: Literal["assistant"]
     content: Content | None = None
     refusal: str | None = None
-    tool_calls: Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
+    tool_calls: Annotated[Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None, OPEN] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     audio: Annotated[Any, Only()] = None
@@ -217,7 +221,7 @@ class StreamOptions(Strict):
     place = "stream_options."
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool | None, SILENT] = None
 
 
 def _concerning(param: str, message: LiteralString) -> PydanticCustomError:
@@ -267,8 +271,8 @@ class Common(SamplingFields):
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
     user: Annotated[str | None, Field(max_length=512), SILENT] = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    response_format: Annotated[ResponseFormat | None, OPEN] = None
+    structured_outputs: Annotated[StructuredOutputs | None, OPEN] = None
     guided_json: AnyJson = None
     guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
@@ -287,6 +291,12 @@ class Common(SamplingFields):
     allowed_token_ids: Annotated[Any, Only()] = None
     prompt_logprobs: Annotated[Any, Only()] = None
     truncate_prompt_tokens: Annotated[Any, Only()] = None
+    logprob_token_ids: Annotated[Any, Only()] = None
+    # The names of llama.cpp and SGLang for the form of an answer.
+    json_schema: Annotated[Any, Only(instead=FORM)] = None
+    grammar: Annotated[Any, Only(("",), instead=FORM)] = None
+    regex: Annotated[Any, Only(instead=FORM)] = None
+    ebnf: Annotated[Any, Only(instead=FORM)] = None
     logits_processors: Annotated[Any, Only(([],))] = None
 
     @field_validator("logit_bias")
@@ -333,7 +343,7 @@ class Thinking(Strict):
     """Whether a model thinks before it answers, in the fields of Anthropic's and DeepSeek's clients."""
 
     place = "thinking."
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Annotated[Literal["enabled", "adaptive", "disabled"], HINT]
     budget_tokens: Annotated[int | None, SILENT] = None
 
     @property
@@ -356,21 +366,22 @@ class ChatRequest(Common, SilentFields):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
-    tools: Annotated[list[Tool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: Annotated[Annotated[list[Tool], many(MAX_TOOLS), few(MAX_TOOLS)] | None, OPEN] = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool | None, OPEN] = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
-    reasoning_effort: str | None = Field(None, max_length=32)
-    verbosity: str | None = Field(None, max_length=32)
-    enable_thinking: bool | None = None
-    think: bool | Annotated[str, Field(max_length=32)] | None = None
-    thinking: bool | Thinking | None = None
+    chat_template_kwargs: Annotated[TemplateVariables | None, OPEN] = None
+    reasoning_effort: Annotated[str | None, Field(max_length=32), HINT] = None
+    verbosity: Annotated[str | None, Field(max_length=32), HINT] = None
+    enable_thinking: Annotated[bool | None, HINT] = None
+    think: Annotated[bool | Annotated[str, Field(max_length=32)] | None, HINT] = None
+    thinking: Annotated[bool | Thinking | None, HINT] = None
     best_of: Annotated[Any, Only((1,))] = None
     add_special_tokens: Annotated[Any, Only((False,))] = None
     chat_template: Annotated[Any, Only()] = None
+    documents: Annotated[Any, Only(([],), instead="put their text into a message")] = None
     echo: Annotated[Any, Only((False,))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
     audio: Annotated[Any, Only()] = None
@@ -392,7 +403,11 @@ class ChatRequest(Common, SilentFields):
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise _concerning("top_logprobs", "top_logprobs needs logprobs: true")
-        if self.tool_choice is not None and self.tool_choice not in ("none", "auto") and not self.tools:
+        if (
+            self.tool_choice is not None
+            and self.tool_choice not in ("none", "auto")
+            and not (self.tools or passes_on.get())
+        ):
             raise _concerning("tool_choice", "tool_choice needs tools")
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise _concerning("messages", "continue_final_message needs a last message of the role assistant")

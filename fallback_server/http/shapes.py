@@ -45,7 +45,7 @@ class Head:
         }
         if not (streamed and self.usage):
             return made
-        return {**made, "usage": _usage(usage) if self.continuous and usage is not None else None}
+        return {**made, "usage": usage_record(usage) if self.continuous and usage is not None else None}
 
 
 class ChatShape:
@@ -79,11 +79,11 @@ class ChatShape:
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """Return all answers as one response."""
         made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self.choices)))
-        return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
+        return {**self._head.record("chat.completion", made, False), "usage": usage_record(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
         """Return the chunk with the usage."""
-        return {**self._head.record("chat.completion.chunk", [], True), "usage": _usage(usage)}
+        return {**self._head.record("chat.completion.chunk", [], True), "usage": usage_record(usage)}
 
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
         calls = merged([call for piece in pieces for call in piece.tool_calls])
@@ -128,11 +128,11 @@ class CompletionShape:
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """Return all texts as one response."""
         made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self.choices)))
-        return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
+        return {**self._head.record("text_completion", made, False), "usage": usage_record(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
         """Return the chunk with the usage."""
-        return {**self._head.record("text_completion", [], True), "usage": _usage(usage)}
+        return {**self._head.record("text_completion", [], True), "usage": usage_record(usage)}
 
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
         logprobs = [item for piece in pieces for item in piece.logprobs]
@@ -176,7 +176,8 @@ def embeddings(model: str, vectors: Iterable[object], tokens: int) -> Record:
     }
 
 
-def _usage(usage: TokenUsage) -> Record:
+def usage_record(usage: TokenUsage) -> Record:
+    """Return the tokens of a request in OpenAI's shape."""
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,

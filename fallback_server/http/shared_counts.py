@@ -1,4 +1,4 @@
-"""Limits of a key per minute, counted by several servers together in a Redis that all of them reach."""
+"""Limits of a key, counted by several servers together in a Redis that all of them reach."""
 
 from __future__ import annotations
 
@@ -26,12 +26,21 @@ PROBE_SECONDS = 5.0
 """Seconds to wait before a failed store is tried again."""
 CONNECTIONS = 16
 
-# The algorithm of counts.Bucket with the store's clock, as one atomic script. A full bucket equals a missing
-# one, so its key expires when it would be full.
+# The algorithms of counts.Bucket and counts.Budget with the store's clock, as one atomic script. A full
+# bucket equals a missing one, so its key expires when it would be full; a budget's key expires at midnight.
 SCRIPT = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
 local rate, amount, must = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == 'claim'
+local function exact(number) return string.format('%.17g', number) end
+if ARGV[4] == 'day' then
+  local left = 86400 - now % 86400
+  local used = tonumber(redis.call('GET', KEYS[1]) or '0')
+  if used + amount > rate and must then return exact(left) end
+  used = math.max(0, used + amount)
+  redis.call('SET', KEYS[1], exact(used), 'PX', string.format('%.0f', math.ceil(left * 1000)))
+  return '0'
+end
 local size = math.max(rate, 1)
 local level = size
 local kept = redis.call('HMGET', KEYS[1], 'level', 'at', 'rate')
@@ -42,7 +51,6 @@ if kept[1] then
 end
 local wait = math.max(0, (math.min(amount, size) - level) * 60 / rate)
 if wait == 0 or not must then level = level - amount end
-local function exact(number) return string.format('%.17g', number) end
 redis.call('HSET', KEYS[1], 'level', exact(level), 'at', exact(now), 'rate', exact(rate))
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(1, math.ceil((size - level) * 60000 / rate))))
 return exact(wait)
@@ -115,10 +123,10 @@ class SharedCounts:
             return None
         try:
             async with asyncio.timeout(PATIENCE):
-                wait = float(
-                    await self._script(keys=[_key(account)], args=[account.per_minute, amount, verb])
-                )
-        except Exception as error:  # whatever it is: no request fails because it could not be counted
+                args: list[object] = [account.most, amount, verb]
+                args += ["day"] if account.what == "day" else []
+                wait = float(await self._script(keys=[_key(account)], args=args))
+        except Exception as error:  # any error at all: no request fails because it could not be counted
             self._failed(error, given)
             return None
         except BaseException:

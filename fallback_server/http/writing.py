@@ -25,7 +25,7 @@ def written(record: Any, encode: Encode = SHORT) -> Iterator[str]:
     """Yield a record as JSON, in short pieces. Iterators and arrays of numbers become lists."""
     try:
         text = encode(record)
-    except TypeError:  # there is an iterator or an array in it, for which the encoder stops
+    except TypeError:  # the body has an iterator or an array in it, on which the encoder stops
         yield from _long(record, encode)
     else:
         yield text

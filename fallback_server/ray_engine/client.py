@@ -133,6 +133,7 @@ class RayBackend:
             prompt_tokens=counts.prompt,
             steps=sum(stats.steps for stats in said),
             restarts=counts.lost,
+            memory=sum(stats.memory for stats in said),
             program=next((stats.program for stats in said if stats.program is not None), None),
         )
 
@@ -169,7 +170,7 @@ class RayBackend:
             stream.put(error)
         except NearfarError as refusal:
             stream.put(refusal)
-        except Exception as failure:  # a bug of ours must not leave the reader waiting
+        except Exception as failure:  # a bug in this code must not leave the reader waiting
             log.exception("request %s failed", answer.request.id)
             stream.put(EngineError(f"the engine failed: {type(failure).__name__}: {failure}"))
 
@@ -202,7 +203,7 @@ class RayBackend:
         self._last_token = time.monotonic()
         self._note(record)
         for event in record.events:
-            if event.finish == "abort":  # we asked for none: the replica is shutting down
+            if event.finish == "abort":  # the server did not ask for the abort: the replica is shutting down
                 raise EngineError("the replica ended the answer")
             made = answer.take(event)
             if made is None:
@@ -223,7 +224,7 @@ class RayBackend:
 
     def _lost(self, error: Exception) -> None:
         self._counts.lost += 1
-        log.warning("an engine was lost under a request: %s", _short(error))
+        log.warning("an engine was lost while it computed a request: %s", _short(error))
 
 
 def _short(error: Exception) -> str:

@@ -76,7 +76,7 @@ def engine_application(model: str, kind: Kind, engines: EngineOptions, options: 
         upscale_delay_s=options.upscale_delay,
         downscale_delay_s=options.downscale_delay,
     )
-    made: Any = RequestRouterConfig  # its annotations come out wrong for a type checker
+    made: Any = RequestRouterConfig  # the class's annotations are wrong for a type checker
     router = made(request_router_class=PrefixRouter, request_router_kwargs={"slack": options.slack})
     deployment: Any = serve.deployment(
         EngineReplica, name=ENGINE, autoscaling_config=scaling, request_router_config=router,
@@ -123,7 +123,8 @@ def _connect(ray: Any, address: str | None) -> None:
         return
     for attempt in range(STARTS):
         try:
-            with keys_hidden():  # its processes, the replicas among them, have the environment of this moment
+            # the processes of Ray, the replicas among them, inherit the present environment
+            with keys_hidden():
                 ray.init(
                     include_dashboard=False, object_store_memory=OBJECT_STORE, logging_level=logging.WARNING
                 )

@@ -127,6 +127,6 @@ async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[
         await asyncio.wait([task])
         close = getattr(
             events, "aclose", None
-        )  # generators and streams have it; the protocol asks for an iterator only
+        )  # generators and streams have `aclose`, but the protocol asks only for an iterator
         if close is not None:
             await close()

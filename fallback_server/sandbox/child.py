@@ -51,7 +51,7 @@ def _answer(handler: Handler, job: dict[str, Any]) -> dict[str, Any]:
         return {"error": "the request is nested too deeply; make it flatter"}
     except (
         Exception
-    ) as error:  # whatever a template or a library makes of such input, it is this request's affair
+    ) as error:  # any error that a template or a library raises for such input is the request's error
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -59,7 +59,7 @@ def _write(out: Any, answer: dict[str, Any]) -> None:
     try:
         out.write(framing.framed(json.dumps(answer).encode()))
         out.flush()
-    except BrokenPipeError:  # the parent is gone, as after Ctrl-C while this process was loading
+    except BrokenPipeError:  # the parent is gone, for example after Ctrl-C while this process was loading
         os._exit(0)
 
 

@@ -50,7 +50,8 @@ class ChildPool:
         self.spec = spec
         self.kills = 0
         self._children = [_Child(spec) for _ in range(spec.count)]
-        self._free: asyncio.LifoQueue[_Child] = asyncio.LifoQueue()  # those that run already first
+        # last in, first out, so that running processes are used first
+        self._free: asyncio.LifoQueue[_Child] = asyncio.LifoQueue()
         for child in self._children:
             self._free.put_nowait(child)
         self._waiting = 0
@@ -67,7 +68,8 @@ class ChildPool:
         try:
             await asyncio.gather(*(child.ready() for child in chosen))
         finally:
-            for child in (*free[len(chosen) :], *chosen):  # last in, first out
+            # back in their order, because the queue is last in, first out
+            for child in (*free[len(chosen) :], *chosen):
                 self._free.put_nowait(child)
 
     async def run(self, job: Job) -> Job:
@@ -82,7 +84,7 @@ class ChildPool:
         finally:
             self._waiting -= 1
         if self._closed:
-            self._free.put_nowait(child)  # for the next that waits
+            self._free.put_nowait(child)  # for the next job that waits
             raise EngineError(ENDING)
         answer: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._work(child, job, answer))
@@ -115,7 +117,8 @@ class ChildPool:
             if not answer.done():
                 answer.set_exception(error)
             if not self._closed:
-                with suppress(EngineError, OSError):  # the next job need not wait for a new process
+                # the process is started now, so that the next job need not wait for it
+                with suppress(EngineError, OSError):
                     await child.ready()
         finally:
             self._free.put_nowait(child)
@@ -158,7 +161,7 @@ class _Child:
             sys.executable, "-m", spec.module, settings,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
             env=child_environment(),
-            start_new_session=True,  # Ctrl-C is for the parent, from the first moment on
+            start_new_session=True,  # Ctrl-C is for the parent, from the child's first moment on
         )  # fmt: skip
         try:
             async with asyncio.timeout(spec.start_timeout):

@@ -31,7 +31,10 @@ def open_handler(settings: dict[str, Any]) -> Handler:
         if job["op"] == "labels":
             return _labels(codec, codec.decode(job["tokens"]), job)
         text = codec.render_chat(
-            job["messages"], continue_last=job["continue_last"], variables=job["variables"]
+            job["messages"],
+            continue_last=job["continue_last"],
+            begin_answer=job["begin_answer"],
+            variables=job["variables"],
         )
         try:
             made = {**_answer(codec.encode_raw(text), job), "tail": text[-TAIL:]}

@@ -49,7 +49,8 @@ def paged_attention(
     if paged_step.pulse is not None:
         paged_step.pulse()
     layer: int = module.layer_idx  # type: ignore[assignment]
-    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [N, heads, dim]
+    # each of shape [N, heads, dim]
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     if paged_step.shapes is not None:
         if layer in paged_step.shapes:
             raise CheckpointError(f"layer {layer} attends more than once, which the torch engine cannot do")

@@ -59,6 +59,11 @@ class KVCache:
         self.keys = [empty(shape, shape.key_dim) for shape in layers]
         self.values = [empty(shape, shape.value_dim) for shape in layers]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store keys and values [N, kv_heads, dim] at token rows int64 [N] (page · page_size + offset)."""
         self.keys[layer].view(-1, *key.shape[1:]).index_copy_(0, rows, key)
@@ -75,7 +80,7 @@ class KVCache:
     def _gather(self, name: str, tensor: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         if self.device.type != "cpu":
             return tensor.index_select(0, pages).flatten(0, 1)
-        # The memory is kept from layer to layer: fresh memory of this size costs page faults, twice the time
+        # The buffer is kept from layer to layer: fresh memory of this size costs page faults, twice the time
         # of the copy.
         row = tensor[0].numel()
         held = self._scratch.get((name, row))
@@ -163,11 +168,12 @@ class PagedStep:
     """
 
     cache: KVCache | None
-    write: torch.Tensor | None  # int64 [N], the token row of each row
+    # int64 [N], the token row in the cache of each row; None if nothing is written
+    write: torch.Tensor | None
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillRows, ...]
-    shapes: dict[int, LayerShape] | None = None  # filled by layer where given
-    pulse: Callable[[], None] | None = None  # called by each layer: a sign of life finer than a step
+    shapes: dict[int, LayerShape] | None = None  # filled by each layer if given
+    pulse: Callable[[], None] | None = None  # called by each layer, as a sign of life within a step
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,14 @@ from nearfar.fallback_server.torch_engine.options import TorchOptions, require_c
 from nearfar.fallback_server.torch_engine.process import WorkerProcess
 from nearfar.fallback_server.torch_engine.requests import MAX_PRIORITY, check_tokens, checked
 
-SILENCE = 3.0  # seconds without a word after which the engine is not called alive
+SILENCE = 3.0  # seconds without a message after which the engine is not called alive
 NOT_FINITE = (
     "the logits of this request are not finite numbers, so no token can be chosen: the model overflows in "
     "the type that it computes in. Serve it with --dtype float32; if it runs so already, report the model "
     "and the prompt"
 )
-STARTS = 3  # failed starts in a row after which those who wait are told
-LEARNT_BYTES = 256 << 20  # of compiled grammars that the worker is told to keep
+STARTS = 3  # failed starts in a row after which waiting requests are told
+LEARNT_BYTES = 256 << 20  # bytes of compiled grammars that the worker is told to keep
 SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
 
 
@@ -69,9 +69,11 @@ class TokenStream(EventStream):
         self.message: Submit | None = None  # None while its grammar is being compiled
         self.compiled: str | None = None  # the same text for all requests of one grammar
         self.compiling: asyncio.Task[None] | None = None
-        self.started = False  # it has been part of a step
+        self.started = False  # the request has been part of a step
+        self.submitted = time.monotonic()
+        self.queued: float | None = None  # seconds until the request was part of a step
         self.emitted = False
-        self.deaths = 0  # engines that died with it under way
+        self.deaths = 0  # engine processes that died while they computed the request
         self.done = False
         self._backend = backend
 
@@ -91,6 +93,8 @@ class TokenStream(EventStream):
     def put(self, event: TokenEvent | NearfarError) -> None:
         """Append an event for the reader; the last event closes the stream."""
         if not self.done:
+            if not self.emitted and isinstance(event, TokenEvent):
+                event = replace(event, queued=self.queued)
             self.emitted = True
             self.done = isinstance(event, NearfarError) or event.finish is not None
             super().put(event)
@@ -124,12 +128,13 @@ class TorchBackend:
             path, worker.info.vocab_size, worker.info.eos_token_ids, timeout=options.grammar_seconds
         )
         self._grammars.start(here=False)
-        self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)  # what this worker keeps, as it was told
+        # the grammars that this worker keeps, as it was told
+        self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)
         self._streams: dict[str, TokenStream] = {}
         self.unread = Unread()
         self._embeds: dict[str, _EmbedJob] = {}
         self._counters = Counters()
-        self._before = dict.fromkeys(SUMMED, 0)  # counted by workers that are gone
+        self._before = dict.fromkeys(SUMMED, 0)  # the counters of ended workers
         self._restarts = 0
         self._last_step = 0.0
         self._failed_starts = 0
@@ -187,7 +192,7 @@ class TorchBackend:
             return await job.future
         finally:
             del self._embeds[request.id]
-            if job.future.cancelled():  # nobody wants it any more
+            if job.future.cancelled():  # the caller no longer waits for the grammar
                 self._send(Cancel(request.id))
 
     async def score(self, request: ScoreRequest) -> LabelScores:
@@ -205,13 +210,14 @@ class TorchBackend:
             waiting=len(under_way) - min(started, now["running"]),
             cache_usage=now["cache_usage"],
             restarts=self._restarts,
+            memory=now["memory"],
             **counts,
         )
 
     async def alive(self) -> bool:
         """Whether a step progressed within the last seconds, or a probe generates a token now."""
         if self._silent():
-            await asyncio.sleep(0.05)  # words that lie unread because this loop was held up are read now
+            await asyncio.sleep(0.05)  # messages that are unread because this loop was held up are read now
         if self._silent():
             return False
         if time.monotonic() - self._last_step <= self.options.alive_seconds:
@@ -272,7 +278,7 @@ class TorchBackend:
             stream.message = Submit(replace(stream.request, grammar=None), key_of(grammar))
         except NearfarError as error:
             self._put(stream.request.id, error)
-        except Exception as error:  # a mistake of ours must not leave the reader waiting
+        except Exception as error:  # a bug in this code must not leave the reader waiting
             self._put(stream.request.id, EngineError(f"the grammar could not be compiled: {error!r}"))
         else:
             self._start(stream)
@@ -282,7 +288,7 @@ class TorchBackend:
     def _start(self, stream: TokenStream) -> None:
         """Send a request, preceded by its grammar if this worker does not have it."""
         message = stream.message
-        if message is None or self._worker is None:  # else it is sent when there is a worker
+        if message is None or self._worker is None:  # otherwise the message is sent when there is a worker
             return
         if (
             message.grammar is not None
@@ -295,7 +301,7 @@ class TorchBackend:
         self._send(message)
 
     def _send(self, message: Submit | Learn | Forget | Cancel | Embed) -> None:
-        if self._worker is not None:  # else it is sent again when there is one
+        if self._worker is not None:  # otherwise the message is sent again when there is a worker
             self._worker.send(message)
 
     async def _generate_one(self) -> bool:
@@ -319,7 +325,7 @@ class TorchBackend:
                     self._take(message)
                 await self._bury(worker)
                 worker = await self._restart()
-        except Exception as error:  # a mistake in this file: nobody must wait for ever
+        except Exception as error:  # a bug in this file must not leave callers waiting for ever
             self._closing = True
             self._fail_all(EngineError(f"the engine's client failed: {error!r}"))
             await worker.kill()
@@ -348,6 +354,8 @@ class TorchBackend:
                 for request_id in ids:
                     if job := self._streams.get(request_id) or self._embeds.get(request_id):
                         job.started = True
+                        if isinstance(job, TokenStream) and job.queued is None:
+                            job.queued = time.monotonic() - job.submitted
             case Stepped(events, counters):
                 self._counters = counters
                 self._last_step = time.monotonic()
@@ -360,7 +368,7 @@ class TorchBackend:
                     job.future.set_result(values)
             case Beat(counters):
                 self._counters = counters
-                if counters.running:  # it comes of a layer of a long step
+                if counters.running:  # the sign of life comes from a layer of a long step
                     self._last_step = time.monotonic()
             case _:
                 pass

@@ -80,7 +80,8 @@ class Pooled:
         """
         if self.request.pooling == "last":
             self.total = hidden[-1]
-        elif start == 0 or self.total is None:  # the first rows, or again after its pages were given up
+        # these are the first rows, or the first ones after the work's pages were given up
+        elif start == 0 or self.total is None:
             self.total = hidden.sum(0)
         else:
             self.total = self.total + hidden.sum(0)
@@ -101,7 +102,7 @@ class Active:
     request: TokenRequest
     work: Work
     state: sampling.RowState
-    limit: int  # tokens in all, the prompt included
+    limit: int  # the most tokens in all, prompt included
     constraint: TokenConstraint | None = None
     started: bool = False
     emitted: bool = False
@@ -140,10 +141,11 @@ class Engine:
         self._unusable: dict[str, RequestError] = {}
         self._loader = ThreadPoolExecutor(
             1, "grammars"
-        )  # one thread: what is learnt is there when it is named
+        )  # a single thread, so that a learnt grammar is ready when a request names it
         self._loader.submit(self._grammars.warm)
         self._loading: dict[str, Active] = {}
         self._threads, self._weights = torch.get_num_threads(), model.weights
+        self._kept_bytes: int = model.nbytes + cache.nbytes
         self._active: dict[str, Active] = {}
         self._pooled: dict[str, Pooled] = {}
         self._generated = self._prompted = self._steps = 0
@@ -177,7 +179,15 @@ class Engine:
             self._generated,
             self._prompted,
             self._steps,
+            self._memory,
         )
+
+    @property
+    def _memory(self) -> int:
+        """Bytes of the device's memory in use: on a CPU, of weights and KV cache."""
+        if self.model.device.type == "cuda":
+            return int(torch.cuda.memory_reserved(self.model.device))
+        return self._kept_bytes
 
     def handle(self, message: Learn | Forget | Submit | Cancel | Embed | Loaded) -> None:
         """Process a message; computes nothing yet."""
@@ -265,7 +275,7 @@ class Engine:
             self._grammars.load(key, compiled)
         except RequestError as error:
             self._unusable[key] = error
-        except Exception as error:  # a mistake of ours must not leave the requests waiting
+        except Exception as error:  # a bug in this code must not leave requests waiting
             self._unusable[key] = RequestError(f"the grammar cannot be read: {error!r}", "response_format")
 
     def _forget(self, key: str) -> None:
@@ -281,7 +291,7 @@ class Engine:
     def _loaded(self, request_id: str, result: Any) -> None:
         active = self._loading.pop(request_id, None)
         if active is None:
-            return  # cancelled meanwhile
+            return  # the work was cancelled meanwhile
         if not isinstance(result, RequestError):
             try:
                 active.constraint = self._constraint(
@@ -321,7 +331,7 @@ class Engine:
     def _step(self, batch: Batch) -> None:
         """Run the rows, sample where a chunk ends its prompt, send the events."""
         wanted: list[int] = []
-        spans: list[tuple[int, int]] = []  # of each chunk in the logits rows
+        spans: list[tuple[int, int]] = []  # the rows of each chunk in the logits
         pooled: list[tuple[Chunk, range]] = []
         row = 0
         for chunk in batch.chunks:

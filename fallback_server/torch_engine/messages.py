@@ -17,7 +17,8 @@ from nearfar.fallback_server import framing
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
-BEAT = 0.25  # seconds; a worker that goes on is never silent for longer (but for one layer's work)
+# seconds between signs of life; a working worker is never silent for longer, except during one layer's work
+BEAT = 0.25
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ class Unfit:
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts since the worker's start, and current values (`running`, `waiting`, `cache_usage`)."""
+    """Counts since the worker's start, and current values (`running`, `waiting`, `cache_usage`, `memory` in
+    bytes).
+    """
 
     running: int = 0
     waiting: int = 0
@@ -100,6 +103,7 @@ class Counters:
     generated_tokens: int = 0
     prompt_tokens: int = 0
     steps: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True)

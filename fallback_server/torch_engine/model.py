@@ -82,6 +82,7 @@ class PagedModel:
         self.dtype = dtype
         self.decode = decode
         self.weights = sum(parameter.numel() for parameter in model.parameters())
+        self.nbytes = sum(parameter.nbytes for parameter in model.parameters())
         self._model = model
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -152,7 +153,7 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
             )
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a config that makes no sense ends in any of Python's
+    except Exception as error:  # an invalid config can raise any of Python's errors
         told = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"transformers cannot load {path} as a causal language model: {told:.300}"

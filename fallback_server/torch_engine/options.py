@@ -10,7 +10,7 @@ from typing import Literal
 from nearfar.checkpoint_files import check_no_adapter
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
-from nearfar.fallback_server.torch_engine.known import not_causal
+from nearfar.step.causal import not_causal
 from nearfar.step.kinds import CONFIG, check_writes_text, config_in, torch_refuses
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -24,25 +24,27 @@ class TorchOptions:
     """
 
     name: str | None = None  # what the model is called; the folder's name by default
-    device: str = "auto"  # "auto": CUDA where there is one
+    device: str = "auto"  # "auto": CUDA if there is a CUDA device
     dtype: DType = "auto"
-    threads: int | None = None  # of the CPU; None: as torch finds, within the quota
-    page_size: int = 16  # tokens
+    threads: int | None = None  # threads of the CPU; None: torch's default, within the quota
+    page_size: int = 16  # in tokens
     cache_bytes: int | None = None
-    context_length: int | None = None  # no longer than the model's
+    context_length: int | None = None  # in tokens; at most the model's own
     max_running: int = 64  # sequences in one step
     token_budget: int | None = None  # token rows in one step, decode and prefill together
-    max_waiting: int = 1024  # requests that may wait; beyond, OverloadError
-    ageing: float = 10.0  # waiting this long is worth one step of priority
-    native: bool = True  # on a CPU: compile the decode kernel where there is a C++ compiler
+    max_waiting: int = 1024  # requests that may wait; any more get OverloadError
+    ageing: float = 10.0  # seconds of waiting that are worth one step of priority
+    native: bool = True  # on a CPU, compile the decode kernel if there is a C++ compiler
     cuda_graphs: bool = True
-    grammar_seconds: float = GRAMMAR_SECONDS  # to compile one grammar
-    grammar_chars: int = 65_536  # of one grammar's text
-    start_seconds: float = 600.0  # until a started worker must be ready
-    hang_seconds: float = 5.0  # without progress while there is work
-    alive_seconds: float = 5.0  # how old a step may be that proves life, and how long a probe may take
+    grammar_seconds: float = GRAMMAR_SECONDS  # the most seconds to compile one grammar
+    grammar_chars: int = 65_536  # the most characters of a grammar's text
+    start_seconds: float = 600.0  # seconds until a started worker must be ready
+    # seconds without progress, while there is work, after which a worker counts as hanging
+    hang_seconds: float = 5.0
+    # seconds: the most age of a step that proves life, and the most time of a probe
+    alive_seconds: float = 5.0
     max_resubmits: int = 2  # engine deaths that a request may be part of before it is given up
-    backoff_first: float = 0.1  # before the first restart; doubles with each that fails
+    backoff_first: float = 0.1  # seconds before the first restart; doubled after each failed restart
     backoff_last: float = 10.0
 
 
@@ -66,7 +68,7 @@ def require_checkpoint(path: Path) -> None:
         raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}")
     config = config_in(path)
     if config is None:
-        return  # transformers tells what is wrong with it
+        return  # transformers reports what is wrong with it
     check_writes_text(config, str(path))
     if why := torch_refuses(config):
         raise CheckpointError(

@@ -26,7 +26,7 @@ from nearfar.fallback_server.torch_engine.messages import (
 )
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
-EXIT_SECONDS = 2.0  # that a worker told to end may take
+EXIT_SECONDS = 2.0  # seconds that a worker may take to end
 
 
 class WorkerProcess:
@@ -61,7 +61,7 @@ class WorkerProcess:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the parent, from the first moment on
+                start_new_session=True,  # Ctrl-C is for the parent, from the child's first moment on
                 env=child_environment(PYTHONPATH=imported_from),
             )
         reader, writer = await asyncio.open_connection(sock=ours)

@@ -205,7 +205,8 @@ def _draw(logits: torch.Tensor, rows: Sequence[RowInput]) -> torch.Tensor:
     is a draw by softmax.
     """
     samplings = [row.state.sampling for row in rows]
-    # Subtracting the largest changes no choice, and a temperature near 0 cannot make the best logit infinite.
+    # Subtracting the largest logit changes no choice, and a temperature near 0 cannot make the best logit
+    # infinite.
     logits = logits - logits.amax(1, keepdim=True)
     logits = logits / _column([s.temperature for s in samplings], logits).clamp(min=1e-6)
     floor = _floor(logits, samplings)
@@ -257,7 +258,7 @@ def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         enough = torch.exp(best - mass).cumsum(1) >= top_p
         if size == logits.shape[1] or bool(enough[:, -1].all()):
             break
-    # Rounding may leave the sum of all just below top_p; then all tokens are kept.
+    # Rounding may leave the sum of all probabilities just below top_p; then all tokens are kept.
     first = torch.where(enough[:, -1:], enough.int().argmax(1, keepdim=True), size - 1)
     return best.gather(1, first)
 

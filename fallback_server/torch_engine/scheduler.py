@@ -217,7 +217,8 @@ class Scheduler:
         if sequence is None:
             return False
         work.sequence = sequence
-        # Keep one free page per running work: else this work would be preempted as soon as they need one.
+        # One free page is kept for each running work: otherwise this work would be preempted as soon as
+        # another needs one.
         if not self._reserve(work) or self.table.available < len(self.running):
             self._release(work)
             return False

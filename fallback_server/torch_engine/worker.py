@@ -33,7 +33,8 @@ from nearfar.processors import within_quota
 
 def main() -> None:
     """Load what the first message names, then serve until told to end or the parent is gone."""
-    # The server drains, then ends this process: a signal to all processes must not end it earlier.
+    # The server drains requests and then ends this process: a signal to all processes must not end it
+    # earlier.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -85,7 +86,7 @@ def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> boo
 def _read(source: Source, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> None:
     while (message := receive(source)) is not None:
         inbox.put(message)
-    os._exit(0)  # the parent is gone: nobody waits for what is under way, not even for this step
+    os._exit(0)  # the parent is gone: no request waits for its result, not even for this step's
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from nearfar.step.ops import Activation
 
+from .experts import Experts, Route
 from .linear import Embed, Linear, Norm
 from .logits import Greedy, Logprobs, OverLogits, Sample
 from .names import Output, labelled, short
 from .paged import Attend, Paged, RopeAppend, Rows, Split
 from .project import Project
 
-GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend
+GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend | Route | Experts
 """Jobs of a step; their arguments are tensors of the graph."""
 SamplerJob = Greedy | Sample | Logprobs
 """Jobs of the sampler; their arguments are buffers of the artifact, by name."""
@@ -26,6 +27,7 @@ __all__ = [
     "Activation",
     "Attend",
     "Embed",
+    "Experts",
     "GraphJob",
     "Greedy",
     "Job",
@@ -37,6 +39,7 @@ __all__ = [
     "Paged",
     "Project",
     "RopeAppend",
+    "Route",
     "Rows",
     "Sample",
     "SamplerJob",

@@ -60,7 +60,7 @@ def parts(prompt: str) -> Parts:
         prompt = prompt[:HALF] + "\n" + prompt[-HALF:]
     try:
         prompt.encode()
-    except UnicodeEncodeError:  # lone surrogates
+    except UnicodeEncodeError:  # the text has lone surrogates
         prompt = prompt.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     text = _ANSWER.sub("", prompt.translate(_FOLD))
     stem, *options = _OPTION.split(text)

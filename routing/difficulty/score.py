@@ -76,7 +76,7 @@ class Difficulty:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NearfarError(
-                f"{path} is no difficulty model ({error}); scripts/train_difficulty.py writes one"
+                f"{path} is not a difficulty model ({error}); scripts/train_difficulty.py writes one"
             ) from None
 
     @classmethod

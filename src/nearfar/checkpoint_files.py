@@ -67,6 +67,6 @@ def adapter_is(file: Path) -> str:
         pass
     of = f" of {base[:100]}" if isinstance(base, str) else ""
     return (
-        f"a LoRA adapter{of}: put it into its model with peft, merge_and_unload(), and save that with "
-        "save_pretrained"
+        f"a LoRA adapter{of}: nearfar build MODEL --adapter FOLDER merges it into its model, where FOLDER "
+        "has the adapter's files alone"
     )

@@ -68,8 +68,8 @@ class Receiver:
             except errors as error:
                 if isinstance(error, OSError) and error.errno in UNWRITABLE:
                     raise self.failure(
-                        f"{folder} cannot be written: {error.strerror}. Free some space, or let {self.home} "
-                        "name a folder on another disk; the same command then goes on where it ended"
+                        f"{folder} cannot be written: {error.strerror}. Free some space, or set {self.home} "
+                        "to a folder on another disk; the same command then continues the download"
                     ) from error
                 if tries == TRIES or not may_pass(error):
                     raise
@@ -95,7 +95,7 @@ class Receiver:
         have = part.stat().st_size if part.exists() else 0
         if have == size:
             return
-        if have > most:  # the beginning of another file
+        if have > most:  # the file is the beginning of another version
             part.unlink()
             have = 0
         with ask(have) as reply:
@@ -105,7 +105,7 @@ class Receiver:
             if reply.status >= 400:
                 raise Refused(reply)
             if wrong:
-                raise ConnectionError("the host sent another range than it was asked for")
+                raise ConnectionError("the host sent another range than was requested")
             at = have if reply.status == 206 else 0
             end = size if reply.length is None else at + reply.length
             with part.open("ab" if at else "wb", buffering=0) as out:
@@ -114,7 +114,7 @@ class Receiver:
                     if self.stop.is_set():
                         raise Stopped
                     if at + len(chunk) > most:
-                        raise self.failure(f"{name} has more than the {most:,} bytes that it may have")
+                        raise self.failure(f"{name} has more than the {most:,} bytes that are allowed")
                     out.write(chunk)
                     at += len(chunk)
                     told(at, len(chunk))
@@ -124,6 +124,6 @@ class Receiver:
 
 def may_pass(error: Exception) -> bool:
     """Whether another try may succeed after this error."""
-    response = getattr(error, "response", None)  # errors of httpx have it; the hub's client uses httpx
+    response = getattr(error, "response", None)  # httpx's errors have a response; the hub's client uses httpx
     status = error.status if isinstance(error, Refused) else getattr(response, "status_code", 500)
     return status >= 500 or status in PASSING

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 DIGEST_BYTES = 32
-_ABANDONED = 3600  # seconds after which a half-written file has no writer any more
+_ABANDONED = 3600  # seconds after which a half-written file counts as abandoned
 HOME = "NEARFAR_HOME"
 """The environment variable that names one folder for all files."""
 
@@ -64,7 +64,7 @@ def write_whole(file: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as out:
             out.write(content)
         Path(aside).replace(file)
-    except BaseException:  # nothing is left after Ctrl-C, too
+    except BaseException:  # nothing is left behind, also after Ctrl-C
         Path(aside).unlink(missing_ok=True)
         raise
 

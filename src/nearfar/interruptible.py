@@ -30,7 +30,7 @@ def interruptible(call: Callable[[], T], stop: threading.Event | None = None) ->
     def work() -> None:
         try:
             done.put((call(), None))
-        except BaseException as error:  # raised again in the caller
+        except BaseException as error:  # the error is raised again in the caller
             done.put((None, error))
 
     threading.Thread(target=work, name="nearfar-wait", daemon=True).start()

@@ -38,14 +38,17 @@ def user_key() -> bytes | None:
             _make(path)
         state = path.stat()
         if sys.platform != "win32" and (state.st_mode & 0o077 or state.st_uid != os.geteuid()):
-            _warn(f"{path} is not this user's alone and is not used: chmod 600 it, or remove it")
+            _warn(
+                f"{path} can be read or changed by other users, so it is not used: run chmod 600 on it, or "
+                "remove it"
+            )
             return None
         key = path.read_bytes()
     except OSError as error:
         _warn(f"the key of this user, {path}, cannot be read or made: {error}")
         return None
     if len(key) != KEY_BYTES:
-        _warn(f"{path} is not a key of {KEY_BYTES} bytes and is not used: remove it")
+        _warn(f"{path} is not a key of {KEY_BYTES} bytes, so it is not used: remove it")
         return None
     return key
 

@@ -22,7 +22,7 @@ def lacking(folder: Path, needed: int) -> str | None:
         return None
     if free >= needed:
         return None
-    from nearfar.edge_runtime.artifact.budget import show_size  # imports NumPy
+    from nearfar.edge_runtime.artifact.budget import show_size  # late, because the module imports NumPy
 
     return f"needs {show_size(needed)} at least, and the disk of {there} has {show_size(free)} free"
 

@@ -8,22 +8,52 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nearfar.errors import CheckpointError
+from nearfar.step.causal import others_for
 from nearfar.step.config import ConfigReader
-from nearfar.step.kinds import torch_refuses, writes_no_text
+from nearfar.step.kinds import writes_no_text
 from nearfar.suggestions import suggested
 
 if TYPE_CHECKING:
     from nearfar.step.model import Model
 
-ALIASES: Mapping[str, str] = {"ministral": "mistral"}
-"""Model types that are computed like another type."""
+ALIASES: Mapping[str, str] = {
+    "iquestcoder": "llama",
+    "ministral": "mistral",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+"""Model types that are computed like another type; defaults for absent keys are those of their own class."""
 
-NESTED: Mapping[str, str] = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+NESTED: Mapping[str, str] = {
+    "exaone4_5": "exaone4",
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "llava": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "smolvlm": "llama",
+}
 """Model types whose text model is in `text_config`, each with the type of that text model if the config does
 not name it.
 
 A type is listed only if its text model computes the same inside the whole as on its own.
 """
+RENAMED: Mapping[str, str] = {
+    "exaone4_5_text": "exaone4", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text",
+}  # fmt: skip
+"""Names that published files give to a text model, for transformers' names."""
+
+
+def text_type(whole: str, text: Mapping[str, Any]) -> str:
+    """The type of the text model in `text`, the text_config of a model of type `whole`."""
+    named = text.get("model_type") or NESTED[whole]
+    return RENAMED.get(named, named) if isinstance(named, str) else str(named)
 
 
 class Architecture(Protocol):
@@ -62,12 +92,8 @@ def check_known(config: Mapping[str, Any], within: str = "") -> str:
     model_type, known = config.get("model_type"), architectures()
     if not isinstance(model_type, str) or model_type not in known:
         told = f"has no {within}model_type" if model_type is None else f"{within}model_type is {model_type!r}"
-        others = "nearfar serve tries others through transformers, without a build"
-        if why := torch_refuses(config):
-            others = (
-                f"nearfar serve does not answer with it either, for {why}: nearfar serve URL goes in front "
-                "of a server that does"
-            )
         close = suggested(model_type, known) if isinstance(model_type, str) else ""
-        raise CheckpointError(f"config.json: {told}{close}; nearfar can build: {', '.join(known)}. {others}")
+        raise CheckpointError(
+            f"config.json: {told}{close}; nearfar can build: {', '.join(known)}. {others_for(config)}"
+        )
     return model_type

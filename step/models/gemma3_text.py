@@ -17,7 +17,7 @@ from nearfar.step.models import gemma2
 from nearfar.step.rope import THETA, Rotation, frequencies, padded, read_rope
 
 DEFAULTS = {**gemma2.DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072}
-PATTERN = 6  # every sixth layer attends to everything
+PATTERN = 6  # every sixth layer has no window
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:

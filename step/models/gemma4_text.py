@@ -1,9 +1,9 @@
-"""Gemma 4, text: the dense models E2B and E4B (Google, 2026).
+"""Gemma 4, text: the dense models E2B, E4B and 31B (Google, 2026).
 
 Differences from Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is
 normalized, and scores are not scaled; the last layers have no keys and values, and read those of the last
 earlier layer of their kind; each layer gets an extra embedding of its own; the weights of norms are stored as
-they are.
+they are. In the 31B model the keys of layers without a window, before their norm, are also the values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFAULTS: Mapping[str, Any] = {
     "rope_parameters": ROPES, "bos_token_id": 2, "eos_token_id": 1,
 }  # fmt: skip
 """Defaults for keys that config.json lacks."""
-PATTERN = 6  # every sixth layer attends to everything
+PATTERN = 6  # every sixth layer has no window
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,25 @@ def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[La
 
 
 def _attention(s: StepBuilder, read: ConfigReader, c: Decoder, kind: str, sizes: ConfigReader) -> Attention:
-    """The attention of layers of type `kind`."""
+    """The attention of layers of type `kind`. Where keys are also the values, there is no v_proj: the rows of
+    k_proj are used twice.
+    """
     head_dim = sizes.size("head_dim", c.head_dim, *reversed(HEAD_DIMS))
     rotation = read_rope(read, head_dim, c.context, layer_type=kind)
     local, bias = kind == "sliding_attention", read.flag("attention_bias")
+    value = "k_proj" if _twice(read, kind) else "v_proj"
     return Attention(
         c.heads, sizes.size("num_key_value_heads", c.kv_heads), head_dim,
         s.rope("local" if local else "global", rotation.rope), order_of(rotation, head_dim), scale=1.0,
         window=read.size("sliding_window", most=MAX_CONTEXT) if local else None, qkv_bias=bias, o_bias=bias,
         q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps, v_norm=c.eps,
+        names=("q_proj", "k_proj", value),
     )  # fmt: skip
+
+
+def _twice(read: ConfigReader, kind: str) -> bool:
+    """Whether the keys of layers of type `kind` are also their values."""
+    return read.flag("attention_k_eq_v") and kind == "full_attention"
 
 
 def _types(read: ConfigReader, layers: int) -> list[str]:
@@ -166,8 +175,10 @@ def _types(read: ConfigReader, layers: int) -> list[str]:
 def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReader:
     """The sizes of a layer, from `per_layer_config` (transformers) or `global_head_dim` (published files)."""
     if not read.given("per_layer_config"):
-        size = read.size("global_head_dim", None, *reversed(HEAD_DIMS))
-        return read.empty().filled({"head_dim": size} if kind == "full_attention" else {})
+        whole = {"head_dim": read.size("global_head_dim", None, *reversed(HEAD_DIMS))}
+        if _twice(read, kind):
+            whole["num_key_value_heads"] = read.size("num_global_key_value_heads", c.kv_heads)
+        return read.empty().filled(whole if kind == "full_attention" else {})
     listed = read.section("per_layer_config")
     if other := set(listed.names()) - {str(i) for i in range(c.layers)}:
         listed.refuse(min(other), f"layers from 0 to {c.layers - 1} only")
@@ -192,14 +203,10 @@ def _extra_width(read: ConfigReader, c: Decoder) -> int:
 
 def _refuse(read: ConfigReader) -> None:
     """Refuse the features of larger models and encoders of this family."""
-    for key, what in (
-        ("enable_moe_block", "experts are not supported"),
-        ("attention_k_eq_v", "keys that are values, too, are not supported"),
-    ):
-        if read.flag(key):
-            read.refuse(key, f"false: {what}")
+    if read.flag("enable_moe_block"):
+        read.refuse("enable_moe_block", "false: experts are not supported")
     for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "num_global_key_value_heads"):
-        read.given(key)  # without the two above, nothing reads them
+        read.given(key)  # without experts, and keys that are values, no code reads the settings
     read.choice(
         "use_bidirectional_attention", ("vision",), "vision"
     )  # images are not supported, text is causal

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
-from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read_decoder
+from nearfar.step.decoder import Attention, Decoder, Mlp, order_of, read_activation, read_decoder
+from nearfar.step.experts import Block
 from nearfar.step.model import Model
 from nearfar.step.models.llama import pre_norm
 from nearfar.step.rope import read_rope
@@ -23,6 +24,12 @@ MULTIPLIER = (1e-4, 1e4)
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context)
+    mlp = Mlp(c.inner, read_activation(read), read.flag("mlp_bias"))
+    return multiplied(read, c, "granite", mlp)
+
+
+def multiplied(read: ConfigReader, c: Decoder, architecture: str, block: Block) -> Model:
+    """A llama with the multipliers of a config.json, whose layers have `block` for their second one."""
     rotation = read_rope(read, c.head_dim, c.context)
     embedding, attention, residual, logits = (
         read.number(key, 1.0, *MULTIPLIER)
@@ -39,8 +46,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         qkv_bias=bias,
         o_bias=bias,
     )
-    mlp = Mlp(c.inner, read_activation(read), read.flag("mlp_bias"))
     s = StepBuilder()
     s.rope("rope", rotation.rope)
     stream = replace(c, eps=c.eps / residual**2)
-    return pre_norm(s, stream, "granite", [attend] * c.layers, mlp, embedding / residual, 1 / logits)
+    return pre_norm(s, stream, architecture, [attend] * c.layers, block, embedding / residual, 1 / logits)

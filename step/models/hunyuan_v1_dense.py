@@ -7,7 +7,7 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read_decoder
 from nearfar.step.model import Model
 from nearfar.step.models.llama import pre_norm
-from nearfar.step.rope import COMMON, read_rope
+from nearfar.step.rope import read_rope
 
 EPS = 1e-5
 
@@ -15,7 +15,7 @@ EPS = 1e-5
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context, eps=EPS)
-    rotation = read_rope(read, c.head_dim, c.context, kinds=(*COMMON, "dynamic"))
+    rotation = read_rope(read, c.head_dim, c.context, alpha=True)
     if not read.flag("use_qk_norm", True):
         read.refuse("use_qk_norm", "true: queries and keys are always normalized")
     if read.flag("use_cla"):

@@ -23,7 +23,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     read = read.filled({"sliding_window": WINDOW})
     c = read_decoder(read, context, eps=EPS)
     if not read.given("rope_parameters") and read.number("rope_theta", BASE, *THETA) != BASE:
-        # then transformers keeps BASE for layers with a window, and other readers do not
+        # transformers then keeps BASE for layers with a window, and other readers do not
         read.refuse("rope_theta", f"{BASE:g}, or rope_parameters with a table for each type of layer")
     tables = {
         "local": local_rope(read, c, "rope_theta", BASE),

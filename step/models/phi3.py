@@ -22,7 +22,8 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context, eps=EPS)
     rotation = read_rope(read, c.head_dim, c.context, kinds=KINDS, original=ORIGINAL, parts=True)
-    read.given("original_max_position_embeddings")  # models that are not stretched have it, too
+    # models whose context is not extended have this setting, too
+    read.given("original_max_position_embeddings")
     window = read.size("sliding_window", most=MAX_CONTEXT) if read.given("sliding_window") else None
     attend = Attention(
         c.heads,

@@ -12,6 +12,7 @@ from nearfar.kernels.contract import Staged
 from nearfar.kernels.jobs import (
     Attend,
     Embed,
+    Experts,
     Greedy,
     Job,
     Linear,
@@ -19,12 +20,24 @@ from nearfar.kernels.jobs import (
     Norm,
     Project,
     RopeAppend,
+    Route,
     Rows,
     Sample,
     Split,
 )
 from nearfar.targets.cpu import packing
-from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, paged, rope, sample
+from nearfar.targets.cpu.kernels import (
+    attention,
+    embed,
+    experts,
+    greedy,
+    linear,
+    norm,
+    paged,
+    rope,
+    route,
+    sample,
+)
 from nearfar.targets.cpu.units import Unit
 
 __all__ = ["CpuKernels"]
@@ -35,6 +48,8 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
     Linear: linear.linear,
     RopeAppend: rope.rope_append,
     Attend: attention.attention,
+    Route: route.route,
+    Experts: experts.experts,
     Greedy: greedy.greedy,
     Sample: sample.sample,
     Logprobs: greedy.logprobs,

@@ -24,7 +24,8 @@ from nearfar.targets.cpu.platforms import Platform, host
 from nearfar.targets.cpu.tir_passes import PIPELINE
 from nearfar.targets.cpu.units import BASELINE, Unit, nearest
 
-_Structure: Any = tvm_ffi.StructuralKey  # its stub requires fields that it computes itself
+# the class's type stub requires fields that the class computes itself
+_Structure: Any = tvm_ffi.StructuralKey
 
 
 def native() -> Unit:
@@ -49,7 +50,7 @@ def llvm_target(unit: Unit, triple: str | None = None) -> tvm.target.Target:
     mattr = [f"{'+' if feature in unit.features else '-'}{feature}" for feature in known]
     config: dict[str, Any] = {"kind": "llvm", "mcpu": unit.mcpu, "mattr": mattr}
     if unit.architecture == "wasm32":
-        config["vector-width"] = 32 * unit.lanes  # TVM would choose the same, with a warning
+        config["vector-width"] = 32 * unit.lanes  # TVM would choose the same width, with a warning
     return tvm.target.Target(config if triple is None else config | {"mtriple": triple})
 
 

@@ -3,12 +3,16 @@ lines.
 
 A line holds a word of each of the 16 rows, so a vector load gives many rows' weights for the same inputs, the
 inputs are broadcast, and every lane sums its own row: no horizontal additions. Rows are padded to whole
-blocks with zeros. A group of a block is its lines of codes, then a line of its 16 scales and 16 biases: a
-thread reads one stream from end to end.
+blocks with zeros. A *span* of a block is its lines of codes, then lines of its scales: a thread reads one
+stream from end to end. A span is a group, followed by a line of 16 scales and 16 biases; or two groups,
+followed by a line of 16 scales of each; or a superblock, followed by lines of integer scales and offsets and
+a line of their 16 and 16 float16 factors (Layout). A last span of one group has zeros in place of the second.
 
 Codes of 2, 4 and 8 bits fill 32-bit words. Codes of 3, 5 and 6 bits are split into two planes, so that memory
 is read at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the
-remaining 1, 1 and 2 bits. (Groups of 16 fill half a line of single bits; the other half is zero.)
+remaining 1, 1 and 2 bits. Within a span this holds for each *cell*: a group, or in a superblock as many
+groups as fill a line of each plane. (Other groups of 16 fill half a line of single bits; the other half is
+zero.)
 
 One stream serves every vector unit (units.py). Four inputs in order are a *quad*: each has one byte of a
 word, so that a shift and a mask give the four bytes that vpdpbusd and sdot take. The low bytes of the word's
@@ -18,14 +22,15 @@ instructions take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.codes import U8, U32, unpack_codes
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.step.model import Step
 
 ROWS = 16
@@ -61,10 +66,16 @@ class Plane:
         return -(-group // (QUAD * self.quads))
 
 
+WORD = 32
 PLANES = {
     2: (Plane(2),), 4: (Plane(4),), 8: (Plane(8),),
     3: (Plane(2), Plane(1, 2)), 5: (Plane(4), Plane(1, 4)), 6: (Plane(4), Plane(2, 4)),
 }  # fmt: skip
+
+LEVELS = {4: (Plane(4),), 6: (Plane(4), Plane(2, 4)), 8: (Plane(8),)}
+"""The planes of integer scales and offsets, by their bits. Values lie in order in the words of a plane: all
+scales of a span, then all offsets.
+"""
 
 
 def blocks(n: int) -> int:
@@ -72,20 +83,90 @@ def blocks(n: int) -> int:
     return -(-n // ROWS)
 
 
-def first_lines(matrix: Matrix) -> list[int]:
-    """The lines of a group at which each plane, and then the scales and biases, begin."""
-    at = [0]
-    for plane in PLANES[matrix.bits]:
-        at.append(at[-1] + plane.lines(matrix.group))
-    return at
+@dataclass(frozen=True)
+class Layout:
+    """The order of the lines of a block of a quantized matrix; sizes are numbers of inputs, `lines` of
+    lines.
+    """
+
+    matrix: Matrix
+
+    @property
+    def span(self) -> int:
+        """The inputs whose codes and scales are neighbours."""
+        scales, group = self.matrix.scales, self.matrix.group
+        return scales.superblock or (group if scales.offsets else 2 * group)
+
+    @property
+    def cell(self) -> int:
+        """The inputs whose lines of all planes are neighbours."""
+        quads = max(plane.quads for plane in self.planes)
+        return max(self.matrix.group, QUAD * quads) if self.matrix.scales.superblock else self.matrix.group
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """The planes of the codes."""
+        return PLANES[self.matrix.bits]
+
+    @property
+    def groups(self) -> int:
+        """The groups of a span."""
+        return self.span // self.matrix.group
+
+    @property
+    def spans(self) -> int:
+        """The spans of a row; the last one may be half full."""
+        return -(-self.matrix.k // self.span)
+
+    @property
+    def starts(self) -> list[int]:
+        """The lines of a cell at which each plane begins, and the number of the cell's lines."""
+        at = [0]
+        for plane in self.planes:
+            at.append(at[-1] + plane.lines(self.cell))
+        return at
+
+    @property
+    def scales(self) -> int:
+        """The line of a span at which its scales begin."""
+        return self.span // self.cell * self.starts[-1]
+
+    @property
+    def levels(self) -> tuple[Plane, ...]:
+        """The planes of integer scales and offsets; none where these are float16."""
+        return LEVELS[self.matrix.scales.bits] if self.matrix.scales.superblock else ()
+
+    @property
+    def level_starts(self) -> list[int]:
+        """The lines of a span at which each plane of integer scales begins, and then the line of float16
+        values.
+        """
+        at = [self.scales]
+        for plane in self.levels:
+            at.append(at[-1] + self.groups * self.matrix.scales.values * plane.bits // WORD)
+        return at
+
+    @property
+    def lines(self) -> int:
+        """The lines of a span."""
+        return self.level_starts[-1] + 1
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
-    """The packed arrays of a matrix: `blocks` if it is quantized, otherwise `dense`."""
-    nb, k = blocks(matrix.n), matrix.k
+    """The packed arrays of a matrix: `blocks` if it is quantized, otherwise `dense`; those of its pieces,
+    `<part>.<piece>`, if it has any. Each matrix of a stack begins with a block.
+    """
+    if matrix.pieces:
+        return tuple(
+            replace(part, name=f"{part.name}.{index}")
+            for index, piece in enumerate(matrix.pieces)
+            for part in parts(piece)
+        )
+    nb, k = matrix.stack * blocks(matrix.each.n), matrix.k
     if not matrix.quantized:
         return (Part("dense", (nb, k, ROWS), "float16" if matrix.bits == 16 else "float32"),)
-    return (Part("blocks", (nb, k // matrix.group, first_lines(matrix)[-1] + 1, ROWS), "uint32"),)
+    layout = Layout(matrix)
+    return (Part("blocks", (nb, layout.spans, layout.lines, ROWS), "uint32"),)
 
 
 def _by_block(array: Array, n: int) -> Array:
@@ -95,17 +176,17 @@ def _by_block(array: Array, n: int) -> Array:
     return np.moveaxis(padded.reshape(-1, ROWS, *array.shape[1:]), 1, -1)
 
 
-def _planes(matrix: Matrix, words: U32) -> list[U32]:
-    """The planes [rows, groups, lines] of some rows, whose codes are in order in words [rows, k*bits/32]."""
-    planes, shape = PLANES[matrix.bits], (len(words), matrix.k // matrix.group)
-    if len(planes) == 1:
-        return [_in_quads(planes[0], words).reshape(*shape, -1)]
-    codes = unpack_codes(words, matrix.bits).reshape(*shape, matrix.group)
-    return [_picked(plane, codes) for plane in planes]
+def _planes(layout: Layout, words: U32) -> list[U32]:
+    """The planes [rows, cells, lines] of some rows, whose codes are in order in words [rows, k*bits/32]."""
+    shape = (len(words), layout.matrix.k // layout.cell)
+    if len(layout.planes) == 1:
+        return [_in_quads(layout.planes[0], words).reshape(*shape, -1)]
+    codes = unpack_codes(words, layout.matrix.bits).reshape(*shape, layout.cell)
+    return [_picked(plane, codes) for plane in layout.planes]
 
 
 def _picked(plane: Plane, codes: U8) -> U32:
-    """A plane [rows, groups, lines] picked from codes [rows, groups, group]."""
+    """A plane [rows, cells, lines] picked from codes [rows, cells, cell]."""
     made = np.zeros((*codes.shape[:2], plane.lines(codes.shape[2])), np.uint32)
     for i in range(QUAD * plane.quads):
         code = (codes[:, :, i :: QUAD * plane.quads] >> np.uint8(plane.low)) & np.uint8(plane.mask)
@@ -131,24 +212,91 @@ def _in_quads(plane: Plane, words: U32) -> U32:
     return made
 
 
-def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
+def pack(matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Array, ...]:
     """Pack a matrix into the arrays of `parts`."""
+    if isinstance(tensor, QuantPieces):
+        pairs = zip(matrix.pieces, tensor.pieces, strict=True)
+        return tuple(array for piece, rows in pairs for array in pack(piece, rows))
+    if matrix.stack > 1:
+        high = blocks(matrix.each.n) * ROWS * matrix.stack
+        return pack(replace(matrix, n=high, stack=1), padded(matrix, tensor, high))
     if not isinstance(tensor, QuantTensor):
         dtype = np.float16 if matrix.bits == 16 else np.float32
         return (np.ascontiguousarray(_by_block(np.asarray(tensor, dtype), matrix.n)),)
-    (part,), first = parts(matrix), first_lines(matrix)
-    packed = np.empty(part.shape, np.uint32)
+    (part,), layout = parts(matrix), Layout(matrix)
+    packed = np.zeros(part.shape, np.uint32)
     some = max(1, AT_ONCE * 32 // (matrix.k * matrix.bits * ROWS)) * ROWS
     for row in range(0, matrix.n, some):
         rows = min(some, matrix.n - row)
         at = packed[row // ROWS : blocks(row + rows)]
-        planes = _planes(matrix, tensor.words[row : row + rows])
-        for plane, (begin, end) in zip(planes, pairwise(first), strict=True):
-            at[:, :, begin:end] = _by_block(plane, rows)
-    affine = np.stack([tensor.scales, tensor.biases], axis=-1)  # [n, groups, 2]
-    by_block = np.ascontiguousarray(_by_block(affine.astype(np.float16), matrix.n))
-    packed[:, :, -1] = by_block.reshape(*part.shape[:2], 2 * ROWS).view(np.uint32)
+        planes = _planes(layout, tensor.words[row : row + rows])
+        for plane, (begin, end) in zip(planes, pairwise(layout.starts), strict=True):
+            _put(at, plane, begin, end - begin, layout.starts[-1])
+        for start, values in _scales(layout, tensor[row : row + rows]):
+            at[:, :, start : start + values.shape[-1] // ROWS] = values.reshape(*values.shape[:2], -1, ROWS)
     return (packed,)
+
+
+def _put(packed: U32, plane: U32, begin: int, lines: int, cell: int) -> None:
+    """Put a plane [rows, cells, lines] into the blocks of these rows; the cells of a span are `cell` lines
+    apart, and the plane begins at line `begin` of a cell.
+    """
+    rows, cells, _ = plane.shape
+    by_block, each = _by_block(plane, rows), -(-cells // packed.shape[1])
+    for j in range(each):
+        some = by_block[:, j::each]
+        packed[:, : some.shape[1], j * cell + begin : j * cell + begin + lines] = some
+
+
+def _scales(layout: Layout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
+    """The scales and offsets of some rows: the first line of a span, and [blocks, spans, lines * ROWS]."""
+    n, last = len(tensor.scales), layout.level_starts[-1]
+    if tensor.units is None:
+        stored = np.stack([tensor.scales, tensor.biases][: layout.matrix.scales.values], -1)
+        return (yield last, _halves(layout, stored.reshape(n, -1)))
+    units = tensor.units[..., : layout.matrix.scales.values]
+    yield last, _halves(layout, units.reshape(n, -1))
+    values = [tensor.scales, tensor.biases][: layout.matrix.scales.values]
+    codes = np.concatenate([each.reshape(n, layout.spans, -1) for each in values], -1)
+    for plane, start in zip(layout.levels, layout.level_starts, strict=False):
+        run = WORD // plane.bits
+        part = ((codes >> np.uint8(plane.low)) & np.uint8(plane.mask)).reshape(n, layout.spans, -1, run)
+        words = np.bitwise_or.reduce(
+            part.astype(np.uint32) << (np.arange(run, dtype=np.uint32) * np.uint32(plane.bits)), axis=-1
+        )
+        by_block = np.ascontiguousarray(_by_block(words, n), np.uint32)
+        yield start, by_block.reshape(*by_block.shape[:2], -1)
+
+
+def _halves(layout: Layout, values: Array) -> U32:
+    """Float16 values [rows, those of all spans] as lines [blocks, spans, ROWS]: one or two of each row in
+    half a line each; zeros where a span has only one.
+    """
+    n, spans = len(values), layout.spans
+    padded = np.zeros((n, spans, 2), np.float16)
+    if values.shape[1] > spans:
+        padded.reshape(n, -1)[:, : values.shape[1]] = values
+    else:
+        padded[..., 0] = values
+    by_block = np.ascontiguousarray(_by_block(padded, n))
+    return by_block.reshape(*by_block.shape[:2], 2 * ROWS).view(np.uint32)
+
+
+def padded(matrix: Matrix, tensor: QuantTensor | Array, high: int) -> QuantTensor | Array:
+    """A stack of matrices, each padded by rows of zeros so that all have `high` rows."""
+    if high == matrix.n:
+        return tensor
+
+    def one(array: Array) -> Array:
+        made = np.zeros((matrix.stack, high // matrix.stack, *array.shape[1:]), array.dtype)
+        made[:, : matrix.each.n] = array.reshape(matrix.stack, matrix.each.n, *array.shape[1:])
+        return made.reshape(high, *array.shape[1:])
+
+    if not isinstance(tensor, QuantTensor):
+        return one(tensor)
+    words, scales, biases = (one(array) for array in (tensor.words, tensor.scales, tensor.biases))
+    units = None if tensor.units is None else one(tensor.units)
+    return QuantTensor(words, scales, biases, tensor.bits, units)  # type: ignore[arg-type]
 
 
 def bundles(step: Step, *, rounds: bool) -> Bundles:

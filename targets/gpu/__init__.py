@@ -4,7 +4,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from nearfar.kernels.contract import PRODUCTS, Precision, Products, Staged, Vari
 from nearfar.kernels.jobs import (
     Attend,
     Embed,
+    Experts,
     Greedy,
     Job,
     Linear,
@@ -23,11 +24,12 @@ from nearfar.kernels.jobs import (
     Norm,
     Project,
     RopeAppend,
+    Route,
     Rows,
     Sample,
     Split,
 )
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.append.project import project, projects
@@ -63,7 +65,7 @@ class GpuKernels:
         """The packed arrays of a matrix."""
         return pieces.parts(matrix, self.binding)
 
-    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
+    def pack(self, matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Array, ...]:
         """Pack a matrix into its parts."""
         return pieces.pack(matrix, tensor, self.binding)
 
@@ -74,6 +76,10 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
+        if type(job) in REFUSED:
+            raise BuildError(
+                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx"
+            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -113,6 +119,8 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
+REFUSED: Mapping[type[Job], str] = {Route: "experts", Experts: "experts"}
+"""Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""
 
@@ -122,7 +130,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
     share the kernel.
     """
     if isinstance(job, Attend) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
-        tuning = replace(tuning, half=False)  # the kernel uses the dtypes of its job
+        tuning = replace(tuning, half=False)  # The kernel uses the dtypes of its job.
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))
     return replace(tuning, products="float") if isinstance(job, SHAPED) else None

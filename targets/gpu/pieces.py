@@ -8,11 +8,12 @@ like any other. A matrix that fits is one piece, and its arrays have the names t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nearfar.errors import BuildError
 from nearfar.format.consistency import DTYPE_BYTES
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.pieces import MatrixPiece, placed
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import packing
 
 BINDING = 128 << 20
@@ -21,18 +22,19 @@ COLUMNS = 64
 """Pieces have a multiple of this number of columns: whole workgroups, whole vectors."""
 
 
-@dataclass(frozen=True)
-class MatrixPiece:
-    """The rows of a matrix from `first` on, as a matrix."""
-
-    first: int
-    matrix: Matrix
-
-
 def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[MatrixPiece, ...]:
-    """The fewest pieces without an array of more than `binding` bytes, as equal as COLUMNS allows; BuildError
-    if none are small enough.
+    """The fewest pieces without an array of more than `binding` bytes, as equal as COLUMNS allows, of each
+    piece that is stored in its own way; BuildError if none are small enough.
     """
+    return tuple(
+        replace(found, first=piece.first + found.first)
+        for piece in placed(matrix)
+        for found in _cut(piece.matrix, binding)
+    )
+
+
+def _cut(matrix: Matrix, binding: int) -> tuple[MatrixPiece, ...]:
+    """The pieces of a matrix that is stored in one way."""
     count = 1
     while count * COLUMNS < matrix.n and _bytes(_rows(matrix, count)) > binding:
         count += 1
@@ -60,8 +62,13 @@ def parts(matrix: Matrix, binding: int = BINDING) -> tuple[Part, ...]:
     )
 
 
-def pack(matrix: Matrix, tensor: QuantTensor | Array, binding: int = BINDING) -> tuple[Array, ...]:
+def pack(
+    matrix: Matrix, tensor: QuantTensor | QuantPieces | Array, binding: int = BINDING
+) -> tuple[Array, ...]:
     """Pack a matrix into its parts."""
+    if isinstance(tensor, QuantPieces):
+        pairs = zip(matrix.pieces, tensor.pieces, strict=True)
+        return tuple(array for piece, rows in pairs for array in pack(piece, rows, binding))
     packed: list[Array] = []
     for piece in pieces(matrix, binding):
         rows = slice(piece.first, piece.first + piece.matrix.n)

@@ -17,7 +17,8 @@ from nearfar.processors import processors
 
 from .tir_passes import EXPLICIT_SYNC, PIPELINE
 
-_Structure: Any = tvm_ffi.StructuralKey  # its stub requires fields that it computes itself
+# the class's type stub requires fields that the class computes itself
+_Structure: Any = tvm_ffi.StructuralKey
 
 
 def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:

@@ -18,8 +18,14 @@ from nearfar.step.reading import Reading
 
 DROPPED = ("quantization", "quantization_config", "transformers_version", "_name_or_path")
 DTYPES = ("dtype", "torch_dtype")  # the checkpoint's dtype, to which some models' constants are rounded
-WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text")
-"""Models whose classes in mlx-lm read rope_parameters as transformers 5 writes it."""
+WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text", "cwm")
+"""Models whose classes in mlx-lm read rope_parameters as transformers 5 writes it, or that have no class
+there and mean something else by a file without rope_parameters.
+"""
+AS_DEFAULT = ("mrope", "dynamic")
+"""Types of rotations that are the default one in texts of at most max_position_embeddings tokens. mlx-lm has
+them in few classes. Hunyuan's "dynamic" has an alpha, and is another type.
+"""
 LLAMAS = ("llama", "mistral", "ministral3", "smollm3")
 """Models that mlx-lm runs with one class: it fails if no layer attends to everything, and treats all layers
 as full attention if no types are given.
@@ -34,7 +40,7 @@ def module_of(tensor: str) -> str:
 def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[str, Matrix]) -> dict[str, Any]:
     """The config.json of an artifact; `config` is the checkpoint's, from which `reading` was read."""
     model, text = reading.model, _text_config(reading)
-    if reading.config.within:  # a multimodal checkpoint, whose other parts are not in the files
+    if reading.config.within:  # the checkpoint is multimodal, and its other parts are not in the files
         around = {
             key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED
         }
@@ -43,7 +49,7 @@ def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[st
     else:
         out = text
     if settings := quantization(model.step.params, matrices):
-        # the first is read by mlx-lm and mlx-swift-lm, the second by the model hub's pages
+        # mlx-lm and mlx-swift-lm read `quantization`, the model hub's pages `quantization_config`
         out["quantization"] = out["quantization_config"] = settings
     return dict(sorted(out.items()))
 
@@ -60,11 +66,19 @@ def _text_config(reading: Reading) -> dict[str, Any]:
     types = out.get("layer_types") or []
     if kind in LLAMAS and types and "full_attention" not in types:
         del out["layer_types"]
+    if kind == "internlm3":
+        out |= {"qkv_bias": out["attention_bias"], "bias": out["mlp_bias"]}
+    if kind == "granitemoehybrid":
+        out["layer_types"] = ["attention" if each == "full_attention" else each for each in types]
     if kind in PATTERNS and types:
         out["sliding_window_pattern"] = PATTERNS[kind](types)
+    if kind == "qwen3_moe":  # transformers 5 writes another name than mlx-lm and published checkpoints have
+        out["num_experts"] = out.pop("num_local_experts", out.get("num_experts"))
     if kind == "gemma4_text" and "per_layer_config" in out:
-        last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})  # a layer without a window
+        # the last layer has no window
+        last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})
         out["global_head_dim"] = last.get("head_dim", out["head_dim"])
+        out["num_global_key_value_heads"] = last.get("num_key_value_heads")
     return dict(sorted(out.items()))
 
 
@@ -87,7 +101,8 @@ def quantization(params: Sequence[Param], matrices: Mapping[str, Matrix]) -> dic
 def _spell_rope(kind: str, out: dict[str, Any]) -> None:
     """Replace rope_parameters, if present, by rope_theta, rope_scaling and related keys."""
     given = out.pop("rope_parameters", None) or {}
-    whole = given.get("full_attention", given)  # a table for each type of layer, or one for all
+    # the settings have a table for each type of layer, or one for all
+    whole = given.get("full_attention", given)
     local = given.get("sliding_attention")
     if kind == "gemma3_text" and isinstance(local, Mapping) and "rope_theta" in local:
         out["rope_local_base_freq"] = local["rope_theta"]
@@ -96,6 +111,8 @@ def _spell_rope(kind: str, out: dict[str, Any]) -> None:
             out[key] = whole[key]
     scaling = dict(out.get("rope_scaling") or whole)
     named = scaling.get("rope_type") or scaling.get("type") or "default"
+    if named in AS_DEFAULT and "alpha" not in scaling:
+        named = "default"
     beside = ("rope_theta", "partial_rotary_factor")
     stretched = {
         **{key: value for key, value in scaling.items() if key not in beside},

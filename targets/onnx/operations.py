@@ -136,9 +136,12 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepGraph, Any], str]] = {
     ops.Columns: columns,
     ops.Logits: logits,
 }
+NO_EXPERTS = "has no experts: ONNX Runtime's operators for them take other weights. Build for another target"
 REFUSED: Mapping[type[ops.Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
+    ops.Route: NO_EXPERTS,
+    ops.Experts: NO_EXPERTS,
 }
 """Operations that a graph cannot have, with the target's reason."""
 

@@ -128,7 +128,7 @@ class Arithmetic:
             words = [(number >> shift) & 0xFFFFFFFF for shift in range(0, bits, 32)]
             made = self.builder.constant(self.builder.int_type(bits), *words)
         if dtype.kind != "f":
-            # One id serves all integer dtypes of its width; the signed number is kept, see `_taken`.
+            # One id serves all integer dtypes of its width, and the signed number is recorded, see `_taken`.
             number = (
                 bool(number) if dtype.kind == "b" else _wrapped(Dtype("i", max(dtype.bits, 32)), int(number))
             )
@@ -199,7 +199,8 @@ class Arithmetic:
             return a
         if name == "add" and dtype.bits == 32 and x is None and y is None:
             (base, offset), (other, more) = self.split(a), self.split(b)
-            # (i + 1) + (j + 2) as (i + j) + 3, so that sums which differ by a number are seen to
+            # (i + 1) + (j + 2) is computed as (i + j) + 3, so that sums which differ by a constant are
+            # recognized
             if offset or more:
                 return self.binary(
                     "add", dtype, self.binary("add", dtype, base, other), self.constant(dtype, offset + more)
@@ -210,7 +211,7 @@ class Arithmetic:
             self._learn(name, made, a, b)
         return self.wrap(dtype, made)
 
-    # Vectors: of float16, of which GPUs compute two at once where an instruction names both.
+    # Operations on vectors: of float16, of which GPUs compute two at once if an instruction names both.
 
     def part(self, vector: int, element: int, place: int) -> int:
         """One number of a vector; `element` is their type."""

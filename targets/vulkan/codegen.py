@@ -25,7 +25,7 @@ from .opcodes import Capability
 from .spirv import ENTRY, Builder, Size3, to_bytes
 from .walker import Interface, Walker
 
-# Keeps the error's type when it passes through TVM's build.
+# An error keeps its type when it passes through TVM's build.
 tvm_ffi.register_error("BuildError", BuildError)
 FEATURES = {
     Capability.FLOAT16: "shaderFloat16",

@@ -24,10 +24,10 @@ _REDUCE = {
     "subgroup_min": (Op.GROUP_S_MIN, Op.GROUP_U_MIN, Op.GROUP_F_MIN),
     "subgroup_max": (Op.GROUP_S_MAX, Op.GROUP_U_MAX, Op.GROUP_F_MAX),
 }
-# For one word, and for a vector of words, which is computed lane by lane.
+# Functions for one word, and for a vector of words, which are computed lane by lane.
 _HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
 _SUBGROUPS = {"subgroup_id": BuiltIn.SUBGROUP_ID, "subgroup_count": BuiltIn.NUM_SUBGROUPS}
-DOT = "dot4I8Packed"  # of two words of four signed bytes, by WGSL's name
+DOT = "dot4I8Packed"  # the product of two words of four signed bytes, by WGSL's name
 _SPECIAL = (
     DOT,
     *_SUBGROUPS,
@@ -172,7 +172,7 @@ class Intrinsics:
         kind = self._arithmetic.type_of(U32)
         if name == "popcount":
             return self._builder.pure(Op.BIT_COUNT, kind, value)
-        highest = self._builder.glsl(Glsl.FIND_U_MSB, kind, value)  # -1 for 0
+        highest = self._builder.glsl(Glsl.FIND_U_MSB, kind, value)  # FindUMsb returns -1 for 0
         return self._arithmetic.binary("sub", I32, self._arithmetic.constant(I32, 31), highest)
 
     def _dot(self, a: int, b: int) -> int:

@@ -70,7 +70,7 @@ class Memory:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)
         elif dtype.bits <= 8:
             builder.capability(Capability.STORAGE_BUFFER_8BIT)
-        lanes = 1 if dtype == BOOL else use.vector or 1  # in a buffer of vectors, their lanes
+        lanes = 1 if dtype == BOOL else use.vector or 1  # in a buffer of vectors, the number of their lanes
         element = self._stored_type(dtype)
         held = element if lanes == 1 else builder.vector_type(element, lanes)
         block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
@@ -99,7 +99,7 @@ class Memory:
         count = math.prod(int(extent) for extent in buffer.shape) * width
         if scope == "shared":
             quads = width == 1 and dtype.bits == 32 and count % WIDTH == 0 and use.quads
-            quads = quads and not self._builder.vulkan_memory  # exchanged loads would be private ones
+            quads = quads and not self._builder.vulkan_memory  # exchanged loads would be private loads
             held = WIDTH if quads else width
             kind = element if held == 1 else self._builder.vector_type(element, held)
             array = self._builder.array_type(kind, count // held)

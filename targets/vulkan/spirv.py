@@ -31,7 +31,7 @@ EXTENSIONS = {
 """The extensions of capabilities that SPIR-V 1.5 does not have."""
 
 MAGIC = 0x07230203
-VERSION = 0x00010500  # SPIR-V 1.5, what Vulkan 1.2 brings
+VERSION = 0x00010500  # SPIR-V 1.5, the version of Vulkan 1.2
 ENTRY = "main"
 Size3 = tuple[int, int, int]
 
@@ -56,7 +56,8 @@ class Builder:
         self._capabilities: set[int] = {int(Capability.SHADER)}
         self._names: list[int] = []
         self._decorations: list[int] = []
-        self._globals: list[int] = []  # types, constants and global variables, each after what it uses
+        # types, constants and global variables, each after the ones that it uses
+        self._globals: list[int] = []
         self._made: dict[tuple[object, ...], int] = {}
         self._interface: list[int] = []
         self._locals: list[int] = []
@@ -200,7 +201,7 @@ class Builder:
     def emit(self, op: Op, *operands: int) -> None:
         """Emit an instruction without a result."""
         if not self.block:
-            # After a return or break: code that is never reached still needs a block.
+            # The code after a return or break is never reached, but still needs a block.
             self.label(self.new_id())
         self._code += instruction(op, *operands)
 

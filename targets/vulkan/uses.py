@@ -14,7 +14,7 @@ from tvm_ffi import structural_hash
 MAX_SCALARS = 512
 """The most elements of an array that becomes variables; no register file holds more."""
 
-# Expressions and statements below a node, by the names of its fields. A node that is not here has none.
+# The fields of each kind of node that hold expressions and statements. A kind that is not listed has none.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "SeqStmt": ("seq",), "AttrStmt": ("value", "body"), "For": ("min", "extent", "body"),
     "While": ("condition", "body"), "IfThenElse": ("condition", "then_case", "else_case"),

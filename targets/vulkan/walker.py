@@ -252,7 +252,7 @@ class Walker:
 
     def _evaluate(self, node: Any) -> None:
         if not isinstance(node.value, Call):
-            return  # a number or variable: nothing happens
+            return  # a number or variable as a statement has no effect
         name = str(node.value.op.name).split(".")[-1]
         if name == "tvm_storage_sync":
             kind = str(node.value.args[0].value)
@@ -272,7 +272,7 @@ class Walker:
         elif name in ("break_loop", "continue_loop"):
             self._leave(self._loops[-1].merge if name == "break_loop" else self._loops[-1].step)
         else:
-            # A call without a result has no lanes, but must be supported all the same.
+            # A call without a result has no lanes, but its operation must be supported all the same.
             self._expressions.value(node.value)
 
     def _cooperate(self, name: str, args: list[Any]) -> None:

@@ -27,9 +27,9 @@ _EXPORTS = (
     "__stack_pointer", "nf_kernels", "nf_error", "nf_replay",
     "nf_pool_new", "nf_pool_work", "nf_pool_fail", "nf_pool_free",
 )  # fmt: skip
-# Without relaxed SIMD: LLVM would use it unasked, and not every engine has it. Atomics and bulk memory are in
-# engines before simd128 is; over a memory that is not shared only waiting is refused, and one thread never
-# waits.
+# Relaxed SIMD is left out, because LLVM would use it unasked, and not every engine has it. Engines with
+# simd128 have atomics and bulk memory; over a memory that is not shared only waiting is an error, and one
+# thread never waits.
 _COMPILED = dataclasses.replace(UNIT, features=(*UNIT.features, "atomics", "bulk-memory"))
 _MCPU = "-mcpu=generic+simd128+atomics+bulk_memory+mutable_globals"
 _LINK = (

@@ -36,8 +36,9 @@ def _halves(name: str, half: str) -> str:
 
 
 FUNCTIONS |= {"low_halves": _halves("low_halves", "x"), "high_halves": _halves("high_halves", "y")}
-# naga (Firefox, wgpu) has no bitcast to float16: https://github.com/gfx-rs/wgpu/issues/8896. A compiler can
-# find that float16 to float32 and back is nothing. Once naga has it, the generated text can stay as it is.
+# naga (Firefox, wgpu) has no bitcast to float16: https://github.com/gfx-rs/wgpu/issues/8896. Compilers remove
+# a conversion of float16 to float32 and back. Once naga has the bitcast, this workaround can go; the
+# generated text is valid with it too.
 BITCAST, HALVES = "bitcast<vec4<f16>>(", "as_halves("
 FUNCTIONS["as_halves"] = (
     "fn as_halves(words : vec2<u32>) -> vec4<f16> { return vec4<f16>(vec4<f32>(unpack2x16float(words.x), "

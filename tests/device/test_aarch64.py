@@ -27,6 +27,7 @@ from nearfar.targets.cpu.units import BASELINE, UNITS  # noqa: E402
 from tests.shared_data import shared_data  # noqa: E402
 from tests.support.foreign import PLATFORM, Foreign, Memory, open_foreign, require_emulator  # noqa: E402
 from tests.support.job_reference import random_inputs, random_matrix  # noqa: E402
+from tests.support.scales import STORED_AS  # noqa: E402
 from tests.support.turns import paired  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -107,6 +108,11 @@ JOBS = (
     Linear(m=8, matrix=Matrix(96, 256, 4, 32), x_dtype="float32", out_dtype="float32"),
     Linear(m=5, matrix=Matrix(48, 256, 8, 64), x_dtype="float32", out_dtype="float32"),
     Linear(m=2, matrix=Matrix(48, 256, 3, 64), x_dtype="float32", out_dtype="float32"),
+    *(
+        Linear(m, Matrix(24, 256, bits, group, scales=how), "float32", "float32")
+        for bits, group, how in STORED_AS[::2]
+        for m in (1, 8)
+    ),
 )
 
 

@@ -61,7 +61,7 @@ def test_the_target_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NEARFAR_KERNEL_CACHE", str(tmp_path / "kernels"))
     target, device = docs.page("docs/adding-a-target.md").fences("python")
     assert len([line for line in target.splitlines() if line]) <= 40
-    case = case_of("olmo2-plain")  # whose layers ask for norms by themselves
+    case = case_of("olmo2-plain")  # the layers of this case ask for norms by themselves
     with (
         installed(nearfar.targets, {"plain/__init__.py": "", "plain/target.py": target}, tmp_path),
         installed(nearfar.edge_runtime.executors, {"plain/__init__.py": device}, tmp_path),

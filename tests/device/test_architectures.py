@@ -3,7 +3,8 @@
 The architectures are those of tests/support/architectures.py: tiny random models of transformers' own
 classes, with odd shapes, for prompts within and beyond their windows. Each case runs on one of both targets,
 by turns; the cases of an architecture run on one and the other, so that an architecture with several has both
-in each run. test_architectures_gpu.py has the targets with shaders.
+in each run. Text models within models that see have lists of other cases with other names of tensors: one of
+three runs. test_architectures_gpu.py has the targets with shaders.
 """
 
 from __future__ import annotations
@@ -12,22 +13,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.architectures import CASES, Case
+from tests.support.architectures import CASES, VISUAL, Case
 from tests.support.parity import check_answers, opened
-from tests.support.turns import paired
+from tests.support.turns import in_turns, paired
 
 BACKENDS = ("cpu", "mlx-f32")
-ARCHITECTURES = dict.fromkeys(case.model_type for case in CASES)
+ALONE = [case for case in CASES if case not in VISUAL]
+ARCHITECTURES = dict.fromkeys(case.model_type for case in ALONE)
+SHARES = 3
 PLACES = [
     place
     for at, model_type in enumerate(ARCHITECTURES)
     for place in paired(
-        [case for case in CASES if case.model_type == model_type], BACKENDS[:: -1 if at % 2 else 1]
+        [case for case in ALONE if case.model_type == model_type], BACKENDS[:: -1 if at % 2 else 1]
     )
 ]
 
 
 @pytest.mark.parametrize(("case", "backend"), PLACES, ids=str)
 def test_answers_are_those_of_transformers(case: Case, backend: str, tmp_path: Path) -> None:
+    with opened(case, backend, tmp_path) as engine:
+        check_answers(case, engine)
+
+
+@in_turns("case", "backend")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("share", "case"), [(i % SHARES, case) for i, case in enumerate(VISUAL)], ids=str)
+def test_answers_of_text_models_within(share: int, case: Case, backend: str, tmp_path: Path) -> None:
     with opened(case, backend, tmp_path) as engine:
         check_answers(case, engine)

@@ -136,7 +136,7 @@ def test_greedy_tokens_are_those_of_transformers_on_dequantized_weights(
     prompt, count = engine.asynchronous.codec.encode(text())[:40], 40 if backend in SOFTWARE else 100
     answer = greedy(engine, prompt, count)
     if answer != transformers_of(quant).greedy(prompt, count):
-        # A float16 cache may turn a near tie.
+        # A float16 cache may change a near tie.
         assert kv_dtype(engine) == "float16"
         logits = transformers_of(quant).logits([*prompt, *answer])[len(prompt) - 1 : -1]
         behind = [best.max() - best[token] for best, token in zip(logits, answer, strict=True)]
@@ -150,7 +150,7 @@ def test_every_prompt_length_gives_what_one_unbroken_prefill_gives(
     expected = classics_reference.logits(tokens)
     worst = 0.0
     for length in lengths_of(backend):
-        # A cold start, but for the steps of 256 rows that are the same for the lengths before it.
+        # A cold start, except for the steps of 256 rows that all lengths have in common.
         forget(classics, keep=(length - 1) // 256 * 16)
         worst = max(worst, float(np.abs(last_logits(classics, tokens[:length]) - expected[length - 1]).max()))
     assert worst < tolerance(classics)
@@ -229,7 +229,8 @@ def test_one_seed_gives_one_text_on_every_backend(lab: Lab, stories: Engine, bac
     if executor(stories).precision != "f32":
         pytest.skip("float16 rounds differently")
     cpu = lab.engine("stories", "cpu")
-    all_of_them = {"temperature": 0.9, "top_p": 0.95, "top_k": 0, "min_p": 0.0}  # with others a text may part
+    # with other parameters a text may differ
+    all_of_them = {"temperature": 0.9, "top_p": 0.95, "top_k": 0, "min_p": 0.0}
     for seed in range(2 if backend in SOFTWARE else 5):
         options: dict[str, Any] = {**all_of_them, "seed": seed, "max_tokens": 100}
         assert stories.completions.create("", **options).choices[0].text == \
@@ -246,8 +247,8 @@ SAMPLERS = [
     SamplingParams(top_k=10**6),
     SamplingParams(top_p=0.5),
     SamplingParams(top_p=1e-6),
-    SamplingParams(top_p=1e-50),  # 0 in float32
-    SamplingParams(top_p=1e-40, top_k=3),  # no normal float32
+    SamplingParams(top_p=1e-50),  # this top_p is 0 in float32
+    SamplingParams(top_p=1e-40, top_k=3),  # this top_p is no normal float32
     SamplingParams(top_k=50, top_p=0.9, min_p=0.02),
     SamplingParams(min_p=1.0),
     SamplingParams(repetition_penalty=1.3),
@@ -344,7 +345,8 @@ def test_greedy_and_logprobs_do_what_the_reference_does(lab: Lab, backend: str) 
     engine = lab.engine("q4", backend)
     device, vocab, rng = executor(engine), engine.manifest.model.vocab_size, np.random.default_rng(5)
     for rows in (1, 4, 16):
-        logits = np.round(rng.normal(0, 4, (16, vocab)), 1).astype(np.float32)  # rounded: many ties
+        # rounded, so that many logits are tied
+        logits = np.round(rng.normal(0, 4, (16, vocab)), 1).astype(np.float32)
         logits[0, 5:9] = np.nan
         ints = np.full((16, 8), -1, np.int32)
         ints[:, 0] = 0

@@ -67,7 +67,7 @@ print("<i>hello</i>")
 
 
 def answered_in_markdown(chromium: Any, address: str, **options: Any) -> Page:
-    # In pieces of seven characters, so that it passes through every half-written state.
+    # The answer comes in pieces of seven characters, so that it passes through every half-written state.
     pieces = [ANSWER[at : at + 7] for at in range(0, len(ANSWER), 7)]
     page, _ = cloud_page(chromium, address, pieces=pieces, **options)
     page.open().wait("idle")
@@ -203,7 +203,7 @@ def test_chats_outlive_a_reload_and_are_exported_and_deleted(chromium: Any, addr
     assert page.complaints == []
 
 
-# From within the page: an answer of the toy takes about a second.
+# The reload begins from within the page, because an answer of the toy takes about a second.
 RELOAD_AFTER_A_FEW_WORDS = """() => {
   new MutationObserver((_, observer) => {
     if ((document.querySelector("#answer")?.textContent.length ?? 0) <= 20) return;
@@ -246,7 +246,7 @@ def test_without_a_cloud_there_is_no_choice_of_one(chromium: Any, address: str) 
     assert page.tab.locator(".badge:visible").count() == 0
     page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", ""])
     assert page.tab.locator("#mode").is_visible()
-    # "Cloud only", and then none: the device answers again.
+    # With "Cloud only" and then no cloud, the device answers again.
     page.tab.evaluate(SET_CLOUD, ["", ""])
     ask(page, "Hello again")
 
@@ -266,7 +266,7 @@ def test_json_is_asked_for_where_somebody_holds_to_it(chromium: Any, address: st
     ask(page, "Once more")
     sent = json.loads(asked[-1].post_data)["response_format"]
     assert sent["json_schema"]["schema"] == {"type": "object", "required": ["total"]}
-    # What is no schema is said, and nothing is sent.
+    # An invalid schema is reported, and no request is sent.
     page.tab.get_by_label("JSON schema").fill("[")
     page.tab.fill("#prompt", "And now?")
     page.tab.keyboard.press("Enter")

@@ -19,7 +19,7 @@ FOCUS = """
 }
 """
 
-# Everything that a screen reader is told: each text that a live region comes to hold.
+# Records what a screen reader reads out: each text that a live region gets.
 LISTEN = """
 addEventListener("DOMContentLoaded", () => {
   window.heard = [];
@@ -151,7 +151,7 @@ def test_an_answer_is_said_once_when_it_is_whole(chromium: Any, address: str) ->
     whole = "Three things One bold word. py print(1) one two"
     assert [text for text in heard if "Three" in text] == [whole]
     assert "Writing an answer" in heard
-    # Nor is a chat read out that is opened.
+    # A chat that is opened is not read out either.
     page.tab.evaluate("window.heard = []")
     page.tab.reload()
     page.wait("idle")

@@ -371,7 +371,7 @@ def test_the_key_stays_with_its_tab(chromium: Any, address: str) -> None:
     page.open().wait("idle")
     assert page.tab.input_value("#cloud-key") == KEY
     other, _ = cloud_page(chromium, address, context)
-    # As earlier versions kept it.
+    # The settings as earlier versions stored them.
     old = {"mode": "cloud_only", "address": f"{CLOUD}/v1", "key": "sk-old", "preset": None}
     other.tab.add_init_script(f"localStorage.setItem('nearfar.cloud', {json.dumps(json.dumps(old))})")
     other.open().wait("idle")

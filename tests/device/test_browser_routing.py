@@ -299,7 +299,7 @@ def test_the_page_works_without_its_server(stage: Stage, expected: str) -> None:
     stage.page.open(max_tokens=24, temperature=0)
     assert stage.page.wait("idle", "error") == "idle", stage.page.notice
     assert stage.page.shards == []
-    # The chat of before is open again.
+    # The chat from before is open again.
     tab.get_by_role("button", name="New chat").click()
     tab.fill("#prompt", EASY)
     tab.keyboard.press("Enter")

@@ -59,7 +59,8 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def address(built: Built) -> Iterator[str]:
-    # WebAssembly: a software GPU takes 40 CPU seconds for shaders that say nothing about tools.
+    # WebAssembly is used, because a software GPU takes 40 CPU seconds for shaders that say nothing about
+    # tools.
     with serve(built("classics-7M", "q4"), target="wasm") as running:
         yield running
 
@@ -112,7 +113,7 @@ def test_a_tool_is_called_in_the_page_and_told_of(chromium: Any, address: str) -
     given = json.dumps(json.loads(call["function"]["arguments"]), separators=(",", ":"), ensure_ascii=False)
     assert shown == f"current_time({given})\n→ {told['content']}"
     assert page.faults() == []
-    # With the next question the model reads what it called; a reload and an export have it too.
+    # With the next question the model reads its calls; a reload and an export have them too.
     said(page, "Thank you")
     assert page.tab.evaluate("window.asked.at(-1).messages").count(told) == 1
     page.tab.locator("#settings > summary").click()
@@ -129,7 +130,8 @@ def test_a_call_stays_where_no_answer_follows(chromium: Any, address: str) -> No
     page = opened(new_page(chromium, address), 120)
     page.tab.locator("#tools").check()
     page.tab.evaluate(FORCE)
-    page.tab.evaluate("window.later = { max_tokens: 500 }")  # with the tools' own words, more than fits
+    # the answer and the tools' own words together exceed the context
+    page.tab.evaluate("window.later = { max_tokens: 500 }")
     page.tab.locator("#prompt").fill("What time is it?")
     page.tab.get_by_role("button", name="Send").click()
     assert page.wait("done", "error") == "error"
@@ -161,7 +163,7 @@ def test_a_model_without_tools_is_offered_none_and_a_draft_stays(
     with serve(artifact) as toy:
         page = opened(new_page(chromium, toy), 20)
         assert page.tab.locator("#tools").is_disabled()
-        assert page.tab.locator("#tools-hint").inner_text() == "This model calls no tools."
+        assert page.tab.locator("#tools-hint").inner_text() == "This model cannot call tools."
         page.tab.locator("#prompt").fill("Half a thought")
         page.open().wait("idle")
         assert page.tab.locator("#prompt").input_value() == "Half a thought"

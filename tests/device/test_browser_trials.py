@@ -22,7 +22,7 @@ CLASSES: dict[DeviceClass, int] = {"software": 0, "mobile": 2000, "integrated": 
 """By class, the rounds that each of its steps wastes: the finalist of the next class is the quickest."""
 HANG = "return new Promise(() => undefined);"
 
-# A machine that is busy with other tests must not end a trial: to it, time passes slowly.
+# A machine that is busy with other tests must not end a trial, so the page's clock is slowed down.
 UNKNOWN_GPU = """
 const told = { vendor: "", architecture: "", device: "", description: "unknown", isFallbackAdapter: false };
 Object.defineProperty(GPUAdapter.prototype, "info", { get: () => told });

@@ -37,7 +37,7 @@ def test_weights_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
         if made.kept == EXACT:
             np.testing.assert_array_equal(carried[tensor], value, err_msg=tensor)
         elif tensor in carried:
-            largest = np.abs(value).max() / 2  # more than a step of any group
+            largest = np.abs(value).max() / 2  # more than a quantization step of any group
             assert np.abs(carried[tensor] - value).max() <= made.step * largest, tensor
 
 

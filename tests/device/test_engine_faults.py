@@ -73,7 +73,7 @@ async def test_after_a_fault_at_any_call_of_the_cpu_every_answer_is_right(
     calls = len(faults.calls)
     for at in range(first, calls):
         faults.calls.clear()
-        faults.at = at - first  # of this round
+        faults.at = at - first  # the call of this round that fails
         for given, wanted in zip(await answers(core), expected, strict=True):
             assert given == wanted or isinstance(given, DeviceError), at
         await answers(core)

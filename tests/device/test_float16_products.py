@@ -100,7 +100,8 @@ def errors(target: str, device: str, job: Linear, arrays: dict[str, Array]) -> A
 def test_products_are_off_by_little(name: str, device: str, target: str) -> None:
     matrix = MATRICES[name]
     kernels = variant(CLASSES["discrete"], "f16", False).kernels
-    for kind, rows in KINDS.items():  # of one kernel: compiling it takes longer than all else
+    # all rows use one kernel, because compiling it takes longer than all else
+    for kind, rows in KINDS.items():
         rng = np.random.default_rng(3)
         for x_dtype, norm in (("float16", None), ("float32", 1e-12)):
             job = Linear(ROWS, matrix, x_dtype, "float32", norm=norm)
@@ -134,7 +135,7 @@ def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, device: str, t
         more |= {**arrays, "w": weights, "x": _massive(rng, matrix.k).astype(np.float32)}
         more["norm"][list(MASSIVE)] = 1
         more["norm"] *= 50
-        most = MOST if gate is None else 2 * MOST  # the product of two that are off
+        most = MOST if gate is None else 2 * MOST  # a gated product has the errors of two products
         assert errors(target, device, job, more).max() < most
 
 

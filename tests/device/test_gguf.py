@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +14,27 @@ from nearfar.build.source import open_source
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError
+from nearfar.format.manifest import OLDEST, VERSION
+from nearfar.format.scales import OF_GGUF, PAIRS, Scales
 from tests.support import gguf_files, tiny
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.gguf_files import WIDE
 from tests.support.packed import CONFIG, answer, greedy, weights, write
 from tests.support.parity import SMALL, check_answers
+from tests.support.step_reference import StepReference
 
 ARCHITECTURES = {
     "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
     "qwen2-plain", "qwen3-plain", "smollm3-plain", "phi3-plain", "phi3-partial", "granite-plain",
     "gemma2-plain", "gemma3_text-plain", "olmo2-grouped", "ernie4_5-plain",
 }  # fmt: skip
+READ = (
+    "olmo3-yarn", "exaone4-hybrid", "exaone4-global", "glm-plain", "glm4-unbiased", "hunyuan_v1_dense-alpha",
+    "ministral3-growing", "gemma-plain", "gemma4_text-shared", "gemma4_text-own", "gemma4_text-twice",
+    "seed_oss-plain", "seed_oss-out-biased", "arcee-plain", "granitemoehybrid-dense",
+    "internlm3-plain", "iquestcoder-plain",
+)  # fmt: skip
+"""Cases whose files are read, and computed in NumPy: their lists run on devices elsewhere."""
 LIKE_GGUF = {
     "gemma2-plain": {"query_pre_attn_scalar": 24, "attention_bias": False},
     "gemma3_text-plain": {"query_pre_attn_scalar": 24},
@@ -42,7 +53,8 @@ def cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
-    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")  # told by what is in it
+    # the file has no suffix, and its content tells the format
+    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")
     options = BuildOptions(
         str(file), tmp_path / "out", ("cpu",), quant="none", cpu_features=("native",), context=case.context,
         buckets=SMALL,
@@ -52,8 +64,23 @@ def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
         check_answers(case, engine)
 
 
-KINDS = (*BLOCKS, "Q4_K_M")
-EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1", "MXFP4")
+@pytest.mark.parametrize("name", READ)
+def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES if str(case) == name)
+    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")
+    source = open_source(BuildOptions(str(file), tmp_path / "out", quant="none", context=case.context))
+    held = {tensor: source.checkpoint.read(tensor).astype(np.float32) for tensor in source.checkpoint.entries}
+    tokens = prompt(case, max(case.prompts))
+    expected = reference(case)(tokens)
+    found = StepReference(source.model, held).logits(tokens)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+"""Types whose codes tests/unit/test_gguf.py compares alone: devices treat them like the other types."""
+KINDS = (*(kind for kind in BLOCKS if kind not in FEW_BITS), "Q4_K_M")
+ROUNDED = ("IQ4_XS", "IQ3_S")
+STORED = {"Q4_K": (4, 32, OF_GGUF["Q4_K"]), "Q6_K": (6, 16, OF_GGUF["Q6_K"])}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,16 +90,26 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
     found, manifest = answer(file, tmp_path / "out")
     assert found == greedy(floats, WIDE)
     matrices = [m for m in manifest["quantization"]["matrices"] if m["name"].startswith("layers.")]
-    expected = "exact" if kind in EXACT else "codes exact, offsets rounded"
+    expected = "codes exact, offsets rounded" if kind in ROUNDED else "exact"
     assert {matrix["carried"] for matrix in matrices} == {expected}
-    if kind in gguf_files.MIXED:  # q, k and v are computed together, gate and up apart from what follows them
-        stored = {m["name"].removeprefix("layers.0."): (m["bits"], m["group_size"]) for m in matrices}
-        assert stored == {"qkv": (6, 16), "o": (4, 32), "gate_up": (4, 32), "down": (6, 16)}
+    scales = {Scales(**m.get("scales", {})) for m in matrices} | {PAIRS}
+    assert manifest["version"] == (VERSION if scales != {PAIRS} else OLDEST)
+    if kind in gguf_files.MIXED:  # q, k and v are computed together, but stored as the file has them
+        stored = {m["name"].removeprefix("layers.0."): rows_of(m) for m in matrices}
+        wide, high = STORED["Q4_K"], STORED["Q6_K"]
+        assert stored == {"qkv": [(384, *wide), (128, *high)], "o": [(256, *wide)], "gate_up": [(512, *wide)],
+                          "down": [(256, *high)]}  # fmt: skip
     if expected == "exact":
         packed = open_source(BuildOptions(str(file), tmp_path)).packed
         assert packed is not None
         for name in packed.tensors:
             np.testing.assert_array_equal(packed.weights(name, 5, 77), floats[name][5:77], err_msg=name)
+
+
+def rows_of(matrix: dict[str, Any]) -> list[tuple[int, int, int, Scales]]:
+    """The number of rows, the bits, the group size and the scales of each piece of a matrix."""
+    pieces = matrix.get("pieces", [matrix])
+    return [(p["n"], p["bits"], p["group_size"], Scales(**p.get("scales", {}))) for p in pieces]
 
 
 def test_split_parts_are_one_model(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def test_embed(matrix: str, scale: float, target: str) -> None:
 
 
 @in_turns("rows", "target", "precision", "which")
-@KINDS  # on top: neighbours among the variants, which share flags, differ in it, so that a run has both
+# on top, so that neighbours among the variants, which share flags, differ in the kind, and a run has both
+# kinds
+@KINDS
 @TARGETS
 @PRECISIONS
 @WHICH

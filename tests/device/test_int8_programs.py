@@ -57,10 +57,10 @@ def test_a_program_of_bytes_is_near_the_float_one_and_the_same_everywhere(
         _, plain = answer(built / target, f"mobile-{precision}")
         found[target], rounded = answer(built / target, name)
         off = np.abs(rounded - plain).max() / np.abs(plain).max()
-        assert 1e-4 < off < 0.05, target  # it is another product, but no other answer
+        assert 1e-4 < off < 0.05, target  # the product differs, but the answer does not
         assert rounded.argmax() in np.argsort(plain)[-2:]
         assert len(found[target]) == COUNT
-    if precision == "f32":  # float16 is rounded at other places
+    if precision == "f32":  # float16 is rounded in other places
         assert found["vulkan"] == found["webgpu"]
 
 

@@ -70,7 +70,7 @@ def test_the_cache_grows_and_keeps_what_it_holds(plain: Path) -> None:
     direct.prefill(tokens)
     expected = direct.step([9], 100)
     direct.pages(list(range(250, 260)), slot=1)
-    direct.prefill(tokens, slot=1)  # far beyond the first pages
+    direct.prefill(tokens, slot=1)  # far beyond the cache's first pages
     assert direct.device.memory_used() > before
     np.testing.assert_array_equal(direct.step([9], 100), expected)
 
@@ -102,7 +102,7 @@ def test_no_step_copies_the_cache(tmp_path: Path) -> None:
         cache = executor(engine)._cache  # type: ignore[attr-defined]
         cache.hold(0, cache.layout.pages[0] * 16 - 1)
         one = min(array.nbytes for array in cache.arrays)
-        assert one > 8e6  # prompts of 256 rows need some 3 MB of their own
+        assert one > 8e6  # prompts of 256 rows need about 3 MB of their own
         base = mx.get_active_memory()
         mx.reset_peak_memory()
         with ThreadPoolExecutor(3) as pool:
@@ -186,7 +186,7 @@ def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -
     torch.manual_seed(0)
     if alternate:
         types = ["sliding_attention", "full_attention", "sliding_attention"]
-        shape["hidden_size"] = shape.pop("head_dim") * 4  # which this class takes for granted
+        shape["hidden_size"] = shape.pop("head_dim") * 4  # this class assumes this head_dim
         shape |= {"layer_types": types, "use_sliding_window": True, "max_window_layers": 0}
         made = transformers.Qwen2Config(**shape)
         reference = transformers.Qwen2ForCausalLM(made)
@@ -204,7 +204,7 @@ def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -
         for length in (1, 16, 36, 37, 38, 39, 64, 100, 257, 300):
             forget(engine)
             assert np.abs(last_logits(engine, tokens[:length]) - expected[length - 1]).max() < 2e-3
-        for length in (20, 38, 60, 290):  # through the cache of what came before
+        for length in (20, 38, 60, 290):  # the second prefill reads what the first one left in the cache
             assert np.abs(last_logits(engine, tokens[:length]) - expected[length - 1]).max() < 2e-3
         with torch.no_grad():
             made = list(tokens[:30])

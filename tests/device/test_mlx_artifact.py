@@ -32,7 +32,7 @@ GOLDEN_TOKENS = 199
 QUIET = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
-# What an app does, in mlx alone: prefill, then a token at a time.
+# The steps of an app, in mlx alone: prefill, then one token at a time.
 RUN = """
     import json, pathlib, sys
     sys.path.insert(0, sys.argv[1])
@@ -322,7 +322,7 @@ def test_sequences_of_different_lengths_in_one_step(stories: Path) -> None:
     state = [mx.zeros((3, 0), mx.int32), *empty(3)]
     both = [[longest - 1, longest - 2]] * 3
     out, *state = logits(tokens, positions, both, state)
-    again, *state = logits([[5], [6], [0]], [[4], [2], [-1]], [[0]] * 3, state)  # the third pauses
+    again, *state = logits([[5], [6], [0]], [[4], [2], [-1]], [[0]] * 3, state)  # the third sequence pauses
     last, *_ = logits([[9], [8], [11]], [[5], [3], [7]], [[0]] * 3, state)
     for i, (prompt, more) in enumerate(zip(prompts, ([5, 9], [6, 8], [11]), strict=True)):
         row = [*prompt, *more]

@@ -93,7 +93,7 @@ def test_matrices_may_differ_in_bits_and_groups(tmp_path: Path) -> None:
     def mixed(path: str, _module: Any) -> bool | dict[str, int]:
         if (
             "v_proj" in path or "embed" in path
-        ):  # as mlx-lm's mixed recipes: v with more bits than q and k beside it
+        ):  # bits as in mlx-lm's mixed recipes: v has more bits than q and k beside it
             return {"group_size": 32, "bits": 6}
         return {"group_size": 64, "bits": 4}
 
@@ -144,7 +144,7 @@ def test_modes_of_floats_are_what_mlx_makes_of_them(tmp_path: Path, mode: str, b
             rows = source.packed.carry(name, 0, len(expected))
             assert rows.step == 0
             np.testing.assert_array_equal(dequantize(rows.rows, group), expected)
-    if mode == "mxfp4":  # and runs
+    if mode == "mxfp4":  # and the artifact runs
         (made,) = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu",), **FEW))
         with Engine.load(made) as engine:
             assert engine.completions.create(PROMPT, max_tokens=4, temperature=0).choices[0].text
@@ -189,7 +189,7 @@ def test_bfloat16_scales_are_exact(tmp_path: Path) -> None:
 
 def changed(converted: Path, out: Path, **quantization: Any) -> Path:
     shutil.copytree(converted, out)
-    (out / "model.safetensors.index.json").unlink()  # mlx_lm writes one for a single file too
+    (out / "model.safetensors.index.json").unlink()  # mlx_lm writes an index for a single file too
     config = json.loads((out / "config.json").read_text())
     config["quantization"] |= quantization
     (out / "config.json").write_text(json.dumps(config))

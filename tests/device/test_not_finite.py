@@ -34,7 +34,7 @@ def test_only_a_finite_logit_is_sampled(lab: Lab, backend: str, how: str) -> Non
     device, vocab, slots = executor(engine), engine.manifest.model.vocab_size, engine.manifest.cache.slots
     logits, expected = spoiled(vocab)
     if how in ("sample", "filtered"):
-        logits[3, vocab - 2] = -3e4  # a draw adds noise, which the largest of floats would swallow
+        logits[3, vocab - 2] = -3e4  # a draw adds noise, which the largest floats would swallow
     ints, floats = np.full((16, 8), -1, np.int32), np.zeros((16, 8), np.float32)
     ints[:ROWS, 0], ints[:ROWS, 1:5], ints[:ROWS, 5] = range(ROWS), 0, range(10, 10 + ROWS)
     floats[:, 0], floats[:, 1], floats[:, 3] = float(how in ("sample", "filtered")), 1, 1

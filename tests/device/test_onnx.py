@@ -177,7 +177,8 @@ def test_products_of_int8_round_the_rows_when_asked_for(tmp_path: Path) -> None:
 def test_offsets_that_are_integers_become_zero_points() -> None:
     rng = np.random.default_rng(0)
     scales = rng.uniform(0.001, 0.01, (6, 2)).astype(np.float16)
-    zeros = rng.integers(0, 8, (6, 2))  # times a power of two, a float16 scale is exact
+    # zeros are powers of two, so that a product with a float16 scale is exact
+    zeros = rng.integers(0, 8, (6, 2))
     zeros[...] = 2 ** (zeros % 4)
     codes = rng.integers(0, 16, (6, 64)).astype(np.uint8)
     exact = QuantTensor.of_codes(codes, scales, (-scales * zeros.astype(np.float16)).astype(np.float16), 4)

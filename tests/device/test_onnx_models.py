@@ -15,7 +15,9 @@ SHORT = ("olmo2-plain",)
 """Cases whose heads ONNX Runtime has no attention for."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if str(case) not in SHORT], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if str(case) not in SHORT and not case.experts], ids=str
+)
 def test_answers_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     with opened(case, "onnx", tmp_path) as engine:
         check_answers(case, engine)
@@ -25,3 +27,9 @@ def test_answers_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 def test_heads_without_attention_are_refused_by_name(case: Case, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"heads of 12 values.*multiples of 8"):
         build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none", context=case.context))
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.experts)
+    with pytest.raises(BuildError, match="target onnx has no experts"):
+        build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none"))

@@ -99,7 +99,7 @@ def test_bytes_are_those_of_weights_cache_and_activations(out: Path, tmp_path: P
     attention = [name for name in grown if re.match(r"attention(?!.*_s1)", name)]
     assert attention
     for name, more in grown.items():
-        if name in attention:  # and the entries of the page table
+        if name in attention:  # the bytes of the page table's entries count, too
             assert 800 * token <= more <= 801 * token
         else:
             assert 0 <= more <= 4 * 800 / artifact.manifest.cache.page_size
@@ -146,8 +146,8 @@ def test_the_table_and_the_plot(out: Path, tmp_path: Path) -> None:
         (("--rows", 64, "--context", 63), "64 rows do not fit into a context of 63"),
         (("--rounds", 0), "rounds must be at least 1, not 0"),
         (("--program", "f8"), "not 'f8'"),
-        (("--plot", "/nowhere/at/all.svg"), "/nowhere/at is no folder"),
-        (("--json", "/nowhere/at/all.json"), "/nowhere/at is no folder"),
+        (("--plot", "/nowhere/at/all.svg"), "/nowhere/at is not a folder"),
+        (("--json", "/nowhere/at/all.json"), "/nowhere/at is not a folder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(out: Path, options: tuple[object, ...], said: str) -> None:

@@ -231,7 +231,8 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
             true, moved = true - center, 0.5 * float(np.abs(weights).reshape(2, 32).sum(-1).max())
         step = np.repeat(told["scales"], true.shape[-1] // told["scales"].shape[-1], axis=-1)
         apart = np.abs(quantized_kv.rows(told, name) - true)
-        # Half a step, what may move the offset, and what float16 takes from the value and from the offset.
+        # Half a quantization step, plus what may move the offset, plus float16's rounding of the value and
+        # the offset.
         assert (apart <= (0.51 + moved) * step + 2e-3 * np.abs(true).max()).all()
         assert len(np.unique(told["codes"])) > 100
 
@@ -346,7 +347,7 @@ def test_a_snapshot_comes_back_bit_by_bit_and_into_no_other_cache(
     saved = engine.save_cache(path, tokens=tokens)
     assert (saved.tokens, saved.kv_bits, saved.kv_dtype) == (320, bits, "float16")
     with Engine.load(built, kv_bits=bits, kv_memory="4MB", verify=False) as other:
-        greedy(other, list(range(3, 43)), 1)  # so that the prefix lands on other pages
+        greedy(other, list(range(3, 43)), 1)  # another prompt first, so that the prefix lands on other pages
         other.load_cache(path)
         contents = [
             executor(each).read_pages(0, cached_pages(each, tokens[:320])) for each in (engine, other)

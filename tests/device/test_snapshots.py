@@ -57,7 +57,7 @@ def test_pages_come_back_bit_by_bit(lab: Lab, stories: Engine, backend: str, sav
     tokens = prompt(stories)
     greedy(stories, tokens[:304], 1)
     with fresh(lab, "stories", backend) as engine:
-        greedy(engine, list(range(3, 43)), 1)  # so that the prefix lands on other pages
+        greedy(engine, list(range(3, 43)), 1)  # another prompt first, so that the prefix lands on other pages
         engine.load_cache(saved)
         contents = []
         for made in (stories, engine):

@@ -114,7 +114,7 @@ def test_one_long_sequence_does_not_pad_all_others(stories: Path) -> None:
     long = TokenRequest("long", (1, *(3 + i % 200 for i in range(200))), 8, GREEDY)
     short = [TokenRequest(f"short-{i}", (1, 5 + i), 8, GREEDY) for i in range(7)]
     assert rig.tokens([long, *short]) == Rig(stories).tokens([long, *short])
-    assert not made._shapes  # of 8 rows of 16 pages, where 20 pages are needed
+    assert not made._shapes  # room for 8 rows of 16 pages, where 20 pages are needed
 
 
 def test_a_prefix_is_found_again_and_changes_nothing(stories: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_prefix_is_found_again_and_changes_nothing(stories: Path) -> None:
     first = rig.run(requests[:1])[0]
     later = rig.run(requests[1:])
     assert first[0].cached_tokens == 0
-    assert [events[0].cached_tokens for events in later] == [96, 96]  # six pages of 16
+    assert [events[0].cached_tokens for events in later] == [96, 96]  # six pages of 16 tokens are cached
     counters = rig.engine.counters
     assert (counters.prefix_hits, counters.prefix_queries) == (192, 3 * 102)
     for request, events in zip(requests[1:], later, strict=True):
@@ -180,7 +180,7 @@ def test_logprobs_are_transformers(stories: Path) -> None:
         TokenRequest("p", prompt, 8, GREEDY, logprobs=3, prompt_logprobs=2),
         TokenRequest("q", prompt, 8, Sampling(seed=1), logprobs=0),
     ]
-    rig = Rig(stories, max_running=4, token_budget=16)  # the prompt in chunks
+    rig = Rig(stories, max_running=4, token_budget=16)  # the prompt is read in chunks
     events, drawn = rig.run(requests)
     reference = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     for answer in (events, drawn):
@@ -311,7 +311,7 @@ def test_odd_requests_beside_healthy_ones(stories: Path, native: bool) -> None:
     healthy = [
         TokenRequest("heir", (1,), 8, GREEDY),
         *mixed(7),
-    ]  # the first takes over the page of the broken one
+    ]  # the first request takes over the page of the broken one
     odd = [
         TokenRequest("top_k", (1,), 20, Sampling(seed=1, top_k=10**9)),
         TokenRequest("cold", (1,), 20, Sampling(seed=1, temperature=1e-30)),
@@ -382,7 +382,7 @@ def test_the_decode_kernel_is_dense_attention(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     keys, values = draw(64, size, kv_heads, dim), draw(64, size, kv_heads, value_dim)
-    q = draw(heads, rows, dim).transpose(0, 1)  # as the models hand it over
+    q = draw(heads, rows, dim).transpose(0, 1)  # the shape in which models pass q
     pages = torch.randperm(64, generator=generator)[: rows * width].view(rows, width)
     lengths = torch.tensor([1, 17, 96, 64, 33])
     out = torch.empty(rows, heads, value_dim, dtype=dtype)
@@ -397,10 +397,11 @@ def test_the_decode_kernel_is_dense_attention(
         torch.testing.assert_close(
             out[row].float(), want, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-5
         )
-    keys[pages[2, 3], 5] = math.nan  # position 53 of the third row
+    keys[pages[2, 3], 5] = math.nan  # the position is 53 of the third row
     kernel(q, keys, values, pages, lengths, None, window, out)
     broken = torch.isnan(out).any(-1).any(-1).tolist()
-    assert broken == [False, False, window is None, False, False]  # a window of 20 does not reach back to it
+    # a window of 20 positions does not reach back to the broken one
+    assert broken == [False, False, window is None, False, False]
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -90,7 +90,7 @@ def with_grammar(name: str, kind: Any, text: str) -> TokenRequest:
 
 async def _killed(backend: TorchBackend, want: list[int | None]) -> None:
     """SIGKILL: who has tokens hears at once, who has none is served by the next worker."""
-    flying = [backend.submit(request(f"flying{i}", 450)) for i in range(2)]  # as many as run at once
+    flying = [backend.submit(request(f"flying{i}", 450)) for i in range(2)]  # as many requests as run at once
     for stream in flying:
         await anext(stream)
     waiting = [asyncio.create_task(tokens(backend, request(f"waiting{i}"))) for i in range(3)]

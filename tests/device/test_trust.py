@@ -74,7 +74,7 @@ def test_an_altered_library_is_not_the_one_that_was_trusted(artifact: Path, veri
     load(artifact, trust=True)
     (library,) = artifact.glob("kernels/*/model.so")
     code = library.read_bytes()
-    library.unlink()  # a file that is loaded must not change under the process
+    library.unlink()  # the file is replaced, not changed, because the process has it loaded
     library.write_bytes(code + b"\0")
     with pytest.raises(ArtifactError, match=r"model.so is corrupt|holds native code"):
         load(artifact, verify=verify)

@@ -158,7 +158,7 @@ def test_a_winner_that_has_no_room_as_it_would_run_is_not_kept(
             raise DeviceError("no room for its cache")
         return device(artifact.target).open(artifact, program, SETTINGS)
 
-    for why in ("timed", "kept"):  # kept is the one that ran
+    for why in ("timed", "kept"):  # the kept choice is the program that ran
         executor, program, choice = open_best(
             artifact, programs, UNKNOWN, device(artifact.target), open_one, room
         )

@@ -15,7 +15,7 @@ from nearfar.targets.gpu.kernels.common import select
 from tests.support.vulkan_run import launch
 
 RNG = np.random.default_rng(2)
-N = 77  # no multiple of the workgroup
+N = 77  # no multiple of the workgroup's size
 NAN, INF = float("nan"), float("inf")
 FLOATS = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 3.5, 1e-3, 700.0, -700.0, 1e10, -1e10, INF, -INF, NAN], np.float32
@@ -320,7 +320,7 @@ def of_functions() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def test_functions_of_float16() -> None:
-    a = RNG.uniform(0.5, 8, N).astype(np.float16)  # near 0.27 the two cancel
+    a = RNG.uniform(0.5, 8, N).astype(np.float16)  # near 0.27 the two terms cancel
     got = run_elementwise(lambda x: tirx.exp(x) + tirx.log(x), "float16", a)
     np.testing.assert_allclose(got, np.exp(a.astype(np.float32)) + np.log(a.astype(np.float32)), rtol=2e-3)
 

@@ -14,7 +14,7 @@ from tests.support import vulkan_run
 from tests.support.vulkan_run import finished, launch, module_of
 
 RNG = np.random.default_rng(3)
-N = 77  # no multiple of the workgroup
+N = 77  # no multiple of the workgroup's size
 
 
 def test_a_guarded_load_is_not_made() -> None:

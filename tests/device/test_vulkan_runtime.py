@@ -105,7 +105,8 @@ def test_where_little_can_be_mapped_the_rest_is_staged(
 def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second engine must not be planned with what was free before the first."""
     vk = binding.require_vulkan()
-    gpu = replace(device.gpus()[0], budgeted=True, shared=False)  # as a card with memory of its own
+    # the description of a card with memory of its own
+    gpu = replace(device.gpus()[0], budgeted=True, shared=False)
     monkeypatch.setattr(device, "gpus", lambda _debug=False: (gpu,))
     ask, left = vk.vkGetPhysicalDeviceMemoryProperties2, 3 << 20
 
@@ -418,7 +419,7 @@ print(json.dumps([before, measure()]))
 """
 
 
-@pytest.mark.alone  # it counts threads, objects and bytes of a process
+@pytest.mark.alone  # the test counts threads, objects and bytes of a process, so it runs alone
 def test_engines_opened_and_closed_leak_nothing(built: Built) -> None:
     """In a process whose threads share one heap: glibc's heaps of each thread fill up over hundreds of
     engines, and hide much.

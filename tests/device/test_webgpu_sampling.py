@@ -11,7 +11,7 @@ from nearfar.targets.webgpu import VARIANTS
 
 from . import webgpu_harness as harness
 
-KERNELS = VARIANTS[0].kernels  # samplers are the same in all
+KERNELS = VARIANTS[0].kernels  # samplers are the same in all variants
 SLOTS, VOCAB = 4, 5000
 
 

@@ -17,7 +17,7 @@ from nearfar.kernels.contract import Precision, Staged
 from nearfar.targets.webgpu import Shader, shaders
 
 wgpu = pytest.importorskip("wgpu", reason="the package wgpu is not installed")
-os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains on stderr without it
+os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Without this variable Mesa complains on stderr.
 
 KEPT = 64
 """Kernels whose shaders and pipelines are kept: a test runs a kernel several times."""
@@ -28,7 +28,7 @@ STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsag
 def device() -> Any:
     """A device with shader-f16 where the adapter has it; skips where there is no adapter."""
     with contextlib.suppress(ImportError):
-        # Before lavapipe's LLVM: see edge_runtime/executors/webgpu/device.py.
+        # Triton's LLVM is loaded before lavapipe's: see edge_runtime/executors/webgpu/device.py.
         import_module("triton._C.libtriton")
     try:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")

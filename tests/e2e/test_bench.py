@@ -82,14 +82,15 @@ def test_closed_and_open_loops(server: RunningServer, tmp_path: Path) -> None:
     assert [level["name"] for level in report["levels"]] == ["1 at once", "3 at once", "20 a second"]
     for level in report["levels"]:
         assert (level["ok"], level["errors"], level["good"]) == (6, {}, 1.0)
-        # In a token a byte the shortest word, with its blank, costs two: a prompt may lack one token.
+        # With one token for each byte, the shortest word and its blank cost two tokens, so a prompt may lack
+        # one token.
         assert level["prompt_error"] <= 1, "prompts have the wanted number of the server's own tokens"
         assert level["prompt_tokens"] == pytest.approx(
             sum(round((1024 + 10 * i) * 0.1) for i in range(6)), abs=6
         )
         assert level["output_tokens"] == 6 * 6
         assert 0 < level["ttft"]["p50"] <= level["ttft"]["p99"] <= level["e2e"]["max"]
-    # Blocks of 51 tokens, three pages of 16 of which the five later requests find.
+    # Prompts share blocks of 51 tokens; the five later requests find three pages of 16 of them.
     assert report["levels"][0]["cached_part"] == pytest.approx(
         5 * 48 / report["levels"][0]["prompt_tokens"], abs=0.02
     )
@@ -139,7 +140,7 @@ def test_ctrl_c_gives_the_results_so_far(server: RunningServer, tmp_path: Path) 
     deadline = time.monotonic() + 60
     while (
         requests_so_far(server)["ok"] < before + 32 and time.monotonic() < deadline
-    ):  # 26 look, the others are load
+    ):  # the first 26 requests only measure the prompts
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=30)

@@ -38,7 +38,8 @@ def build_stories(out: Path, *more: object, kernels: Path | None = None) -> str:
     model = shared_data("models", "stories260K")
     options = ("--quant", "q4", "--cpu-features", "native", "--device-class", ",".join(CLASSES), *more)
     settings = {} if kernels is None else {"NEARFAR_KERNEL_CACHE": str(kernels)}
-    # A process of its own: what one build leaves in memory must not decide the bytes of the next.
+    # Each build has a process of its own: what one build leaves in memory must not decide the bytes of the
+    # next one.
     done = subprocess.run(
         [*build_command(FEW), str(model), *map(str, options), "-o", str(out)],
         capture_output=True, text=True, timeout=600, env={**os.environ, **settings},
@@ -88,7 +89,7 @@ def test_kernels_that_are_damaged_are_compiled_again(stories: Path, tmp_path: Pa
     data = bytearray(first.read_bytes())
     data[len(data) // 2] ^= 1
     first.write_bytes(data)
-    shutil.copy(third, second)  # sound, and another program's
+    shutil.copy(third, second)  # the file is a valid program, but another one
     kept, compiled = kernel_counts(build_stories(tmp_path / "again", kernels=kernels))
     assert kept > 0
     assert compiled > 0
@@ -116,7 +117,7 @@ def test_inspect_tells_what_the_artifact_holds(stories: Path) -> None:
         for program in report["programs"]:
             buckets = {entry["size"]: entry["launches"] for entry in program["functions"]["step"]}
             assert set(buckets) == set(FEW.step)
-            outside = 2  # embedding, logits
+            outside = 2  # the embedding and the logits lie outside of the layers
             assert buckets[1] <= 5 * LAUNCHES_PER_LAYER + outside
     assert [p["name"] for p in reports["webgpu"]["programs"]] == [
         f"{name}-{precision}" for name in CLASSES for precision in ("f16", "f32")
@@ -179,7 +180,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         "nearfar",
         "build",
         str(shared_data("models", "classics-7M")),
-        "--no-kernel-cache",  # so that it compiles when it is interrupted
+        "--no-kernel-cache",  # without the cache, so that the build still compiles when it is interrupted
         "-o",
         str(tmp_path / "out"),
     ]

@@ -45,7 +45,7 @@ def test_run_with_a_snapshot_answers_as_without(sample: Path, snapshot: Path) ->
     assert b"cached)" in cached.stderr
     other = nearfar("run", sample, "Who came?", *GREEDY, "--cache", snapshot)
     assert other.returncode == 0
-    assert b"saved nothing: the prompt does not begin as it does" in other.stderr
+    assert b"saved no time: the prompt does not begin as the snapshot does" in other.stderr
 
 
 def test_load_goes_on_from_the_snapshot(sample: Path, snapshot: Path) -> None:
@@ -115,4 +115,5 @@ def test_refusals(sample: Path, snapshot: Path, built: Built, tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["altered", "notes"]
     refused = nearfar("cache", "load", sample, tmp_path / "altered")
     assert (refused.returncode, refused.stdout) == (1, b"")
-    assert b"\nerror: the snapshot " in b"\n" + refused.stderr  # after what it waited for, on a busy machine
+    # on a busy machine, the error may come after a message about waiting
+    assert b"\nerror: the snapshot " in b"\n" + refused.stderr

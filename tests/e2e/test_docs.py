@@ -24,7 +24,8 @@ PYTHON = {
     "docs/server.md": None,
     "docs/snapshots.md": None,
     "docs/structured-output.md": None,
-    "docs/mac.md": 1,  # the others need an exported function: tests/device/test_mlx_artifact.py runs theirs
+    # the other fences need an exported function: tests/device/test_mlx_artifact.py runs them
+    "docs/mac.md": 1,
 }
 NEEDS = {"docs/mac.md": "mlx_lm", "docs/server.md": "openai", "docs/structured-output.md": "llguidance"}
 SHELL = ("docs/try.md", "docs/store.md", "docs/targets.md", "docs/snapshots.md", "docs/structured-output.md")

@@ -70,7 +70,7 @@ def test_a_checkpoint_comes_from_the_hub_though_it_is_cut(tmp_path: Path) -> Non
         assert not any("pytorch_model.bin" in line for line in at.asked)
         again = len(at.asked)
         assert build(at, "someone/stories", tmp_path, HF_HUB_OFFLINE="1").returncode == 0
-        assert len(at.asked) == again  # from the cache
+        assert len(at.asked) == again  # the model came from the cache
         missing = build(at, "someone/nothing", tmp_path)
         assert missing.returncode == 1
         place = at.url.removeprefix("http://")
@@ -79,7 +79,7 @@ def test_a_checkpoint_comes_from_the_hub_though_it_is_cut(tmp_path: Path) -> Non
         )
         dark = build(at, "someone/other", tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
         assert "127.0.0.1:9 cannot be reached from here (the connection is refused)" in dark.stderr
-        assert "thrown while" not in dark.stderr  # the client's own words for the same
+        assert "thrown while" not in dark.stderr  # the client's own words do not appear
     manifest = json.loads((tmp_path / "out" / "mlx" / "manifest.json").read_text())
     assert manifest["model"]["name"] == "someone/stories"
 
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_goes_on(tmp_path: Path, lar
         told = ""
         while "3 of 10 MB; all:" not in told:
             told += (line := running.stderr.readline())
-            assert line, told  # it has ended
+            assert line, told  # an empty line means that the process has ended
         asked = time.monotonic()
         running.send_signal(signal.SIGINT)
         told += running.communicate(timeout=30)[1]
@@ -149,7 +149,7 @@ def test_a_repository_of_gguf_files_is_asked_for_one(tmp_path: Path, quantized: 
         assert "exact: 17 matrices" in made.stderr
         fetched = {line.split("/")[-1] for line in at.asked if line.startswith("GET") and "resolve" in line}
         assert fetched == {"classics-Q8_0.gguf"}
-        # The parts of what is usual; then without a network.
+        # the file has several parts; the second build has no network
         for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
             made = build(at, "someone/classics-GGUF:Q4_0", tmp_path, **environment)
             assert made.returncode == 0, made.stderr

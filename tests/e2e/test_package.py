@@ -82,8 +82,11 @@ class Bare:
     def __init__(self, folder: Path, wheel: Path) -> None:
         self.folder = folder
         self.environment = {
-            key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
-        } | {"NEARFAR_KERNEL_CACHE": str(folder / "kernels")}  # what is built there is compiled there
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+            # the wheel that is built there compiles its kernels there
+        } | {"NEARFAR_KERNEL_CACHE": str(folder / "kernels")}
         run(sys.executable, "-m", "venv", "--without-pip", folder / "environment")
         self._interpreter = folder / "environment" / "bin" / "python"
         pip = (sys.executable, "-m", "pip", "--python", self._interpreter, "install", "--quiet", "--no-deps")

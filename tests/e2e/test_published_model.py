@@ -32,10 +32,10 @@ def test_its_codes_are_carried_exactly_and_its_answers_are_drawn_with_care(home:
     card = json.loads(shown)
     assert (card["context"], card["license"], card["quantization"]) == (8192, "apache-2.0", "q4")
     assert card["ends_with"] == ["2 <|im_end|>", "0 <|endoftext|>"]
-    assert card["sampling"]["temperature"] == 0.8  # the file says nothing
+    assert card["sampling"]["temperature"] == 0.8  # the file itself names no temperature
     manifest = json.loads((Path(card["path"]) / "cpu" / "manifest.json").read_text(encoding="utf-8"))
     assert {matrix["carried"] for matrix in manifest["quantization"]["matrices"]} == {"exact"}
-    # drawn, and yet on the subject to its end: at temperature 1 over the whole vocabulary it was not
+    # a sampled answer stays on the subject to its end; at temperature 1 over the whole vocabulary it did not
     code, drawn, err = nearfar(
         home, "run", file, "What is the capital of France?", "--seed", "7", "--device", "cpu"
     )

@@ -86,7 +86,7 @@ def test_each_quality_answers_better_than_the_one_below(makes: Makes) -> None:
     fast, good, best = map(loss, found)
     assert best < good < fast
     sizes = {(out / "mlx" / "model.safetensors").stat().st_size // 1000 for out in found}
-    assert len(sizes) == 1  # of what is paid for it, nothing lies in the artifact
+    assert len(sizes) == 1  # the artifact has no trace of what the quality cost
     methods = [quantization(out)["method"] for out in found]
     assert "tokens" not in methods[0]
     assert "tokens of mine.txt (sha256 " in methods[1]
@@ -137,7 +137,7 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path, makes: Makes, own: P
         (["--calibrate", "{text}"], "is a text for --quality good or best"),
         (["--quality", "good", "--calibrate", "{nothing}"], "nothing.txt: cannot be read"),
         (["--quality", "good", "--calibrate", "{text}"], "of this model, at least 4,096 are needed"),
-        (["--quality", "good", "--calibrate", "{bytes}"], "is no UTF-8 text (byte 3)"),
+        (["--quality", "good", "--calibrate", "{bytes}"], "is not UTF-8 (byte 3)"),
         (
             ["--bits", "4.5"],
             "--bits 4.5 needs to measure what each matrix loses: add --quality best, or good",
@@ -150,7 +150,10 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path, makes: Makes, own: P
             "for the matrices, which have",
         ),
         (["--bits", "4", "--quant", "q4", "--quality", "good"], "--quant q4 says the bits of every matrix"),
-        (["--quality", "best", "--quant", "none"], "is about quantized weights, and none are asked for"),
+        (
+            ["--quality", "best", "--quant", "none"],
+            "is for quantized weights, and these are not to be quantized",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_codes_that_are_kept_are_not_looked_for(tmp_path: Path, makes: Makes, ow
     done = nearfar("build", kept, "--target", "mlx", "--quality", "best", "-o", tmp_path / "x")
     assert done.returncode == 1
     text = " ".join(done.stderr.split())
-    assert "are kept: leave it out, or quantize anew with --requantize q3" in text
+    assert "are kept: leave --quality out, or quantize anew with --requantize q3" in text
     more = ("--requantize", "q2", "--quality", "good", "--calibrate", own)
     done = nearfar("build", kept, "--target", "mlx", *more, "-o", tmp_path / "anew")
     assert done.returncode == 0, done.stderr

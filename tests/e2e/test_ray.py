@@ -98,7 +98,7 @@ def test_the_program_of_replicas_is_told_before_the_first_request(server: RaySer
 
 async def test_a_replica_dies_under_load_and_no_request_is_lost(server: RayServer) -> None:
     greedy = {"model": "stories260K", "prompt": [1], "max_tokens": TOKENS, "temperature": 0}
-    # Seeded, and with a penalty that counts what was generated: such an answer is computed again and
+    # The request has a seed, and a penalty that counts generated tokens: such an answer is computed again and
     # compared.
     drawn = {**greedy, "temperature": 1.0, "seed": 7, "ignore_eos": True}
     penalized = {**drawn, "presence_penalty": 0.5}
@@ -128,7 +128,7 @@ async def test_a_replica_dies_under_load_and_no_request_is_lost(server: RayServe
         metrics = (await client.get("/metrics")).text
         lost = re.search(r"^nearfar:engine_restarts_total\{.*\} (\S+)", metrics, re.MULTILINE)
         assert lost is not None
-        assert float(lost[1]) >= 1  # requests really were under way on what was killed
+        assert float(lost[1]) >= 1  # requests were really in progress on the killed replica
         assert (await client.get("/ready")).status_code == 200
 
 

@@ -69,7 +69,8 @@ def test_bad_requests(stories: Path, arguments: list[str], message: str) -> None
     done = commands.nearfar("run", stories, *arguments)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "\nerror: " in "\n" + done.stderr  # after what it waited for, on a busy machine
+    # on a busy machine, the error may come after a message about waiting
+    assert "\nerror: " in "\n" + done.stderr
     assert message in done.stderr
 
 
@@ -85,7 +86,7 @@ def test_chat_in_a_pipe(classics: Path, tmp_path: Path) -> None:
         f"Hello\n\n/stats\n/retry\n/nothing\n/save {saved}\n/system Be brief.\n/system\n/exit\nnot read\n"
     )
     done = nearfar("chat", classics, "--max-tokens", 12, "--temperature", 0, stdin=script.encode())
-    assert done.returncode == 1  # one of them could not be done
+    assert done.returncode == 1  # one of the commands failed
     lines = done.stdout.decode().splitlines()
     messages = json.loads(saved.read_text())
     assert [message["role"] for message in messages] == ["user", "assistant"]

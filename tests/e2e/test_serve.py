@@ -34,7 +34,7 @@ class Process:
 
     def __init__(self, *arguments: str | Path) -> None:
         command = [sys.executable, "-m", "nearfar", "serve", *map(str, arguments), "--port", "0"]
-        # Errors of the server go to the test's own stderr: shown where a test fails.
+        # Errors of the server go to the test's own stderr, which pytest shows if the test fails.
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.welcome = self.process.stdout.readline() + self.process.stdout.readline()
@@ -109,7 +109,7 @@ def test_a_private_request_goes_to_this_users_server_on_this_machine_only(
     relays = [Proxy(ports[1]), Proxy(ports[0])]
     elsewhere = "it runs on another machine, as another user, or behind another port"
     for address, refusal in (
-        (servers[0].url, "no chat template"),  # of the model: it was asked
+        (servers[0].url, "no chat template"),  # the model answered the request, so the error is the model's
         (servers[1].url, elsewhere),
         *((relay.address, elsewhere) for relay in relays),
     ):

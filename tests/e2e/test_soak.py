@@ -194,8 +194,8 @@ def settled(soaked: Soaked, seconds: float = 15) -> dict[str, Any]:
 
 
 def test_after_mixed_traffic_the_server_holds_what_it_held(soaked: Soaked) -> None:
-    # The first seconds load what is loaded on first use: the grammar compiler, the tokenizer's process, the
-    # arenas.
+    # The first seconds load what the server loads on first use: the grammar compiler, the tokenizer's
+    # process, the arenas.
     asyncio.run(traffic(soaked.process.url, soaked.user, max(3.0, SECONDS / 3), 0))
     settled(soaked)
     before = soaked.held()

@@ -145,10 +145,10 @@ def test_its_card(home: Path, model: Path) -> None:
     assert card["ends_with"] == ["2 </s>"]
     assert card["template_variables"] == []
     assert len(card["provenance"]["checkpoint_sha256"]) == 64
-    code, out, err = nearfar(home, "show", os.path.relpath(model))  # as run takes it
+    code, out, err = nearfar(home, "show", os.path.relpath(model))  # a path as `nearfar run` takes it
     assert code == 0, err
     assert "license" in out
-    assert card["provenance"]["checkpoint_sha256"] in out  # a pipe has no width to fit
+    assert card["provenance"]["checkpoint_sha256"] in out  # a pipe has no width, so the text is not cut
     assert "top_k 40, min_p 0.05 (the checkpoint says nothing)" in out
     code, out, err = nearfar(home, "list")
     (name, target, scheme, *_), source = out.splitlines()[1].split(), out.split()[-1]
@@ -232,7 +232,7 @@ def test_one_of_the_hub_by_its_id(tmp_path: Path, model: Path) -> None:
         assert "Next: nearfar run stories:q8" in err
         asked = len(server.asked)
         code, out, err = nearfar(tmp_path, "run", "stories:q8", *GREEDY, "", **client)
-        assert (code, len(server.asked)) == (0, asked), err  # what is there is run without the network
+        assert (code, len(server.asked)) == (0, asked), err  # a model in the store is run without the network
         assert out.startswith(BEGINNING)
         pull = ("pull", "tales/stories", "--target", "mlx", "--quality")
         code, _, err = nearfar(tmp_path, *pull, "good", **client)
@@ -341,10 +341,10 @@ def test_artifacts_at_a_url_are_fetched_once(home: Path, tmp_path: Path) -> None
         assert [one.returncode for one in both] == [0, 0], done
         assert all(out.startswith(BEGINNING) for out, _ in done)
         shards = [line for line in host.asked if line.endswith("model.safetensors")]
-        assert len(shards) == 1  # two processes, one download
+        assert len(shards) == 1  # two processes share one download
     (entry,) = listed(tmp_path)
     assert (entry["name"], entry["source"], entry["targets"]) == ("stories", f"{url}/", ["mlx"])
-    code, out, err = nearfar(tmp_path, "run", "stories", *GREEDY, "")  # the host is gone
+    code, out, err = nearfar(tmp_path, "run", "stories", *GREEDY, "")  # the host cannot be reached any more
     assert (code, out.startswith(BEGINNING)) == (0, True), err
 
 

@@ -54,7 +54,7 @@ def test_a_session(model: Path, tmp_path: Path) -> None:
         terminal.send("\r")
         terminal.until("type a question and press Enter")
         terminal.send(PASTE.format("first line\r/second \\\rthird"))
-        terminal.until("… third")  # a paste is one text, and is not sent
+        terminal.until("… third")  # a pasted text is one message, and is not sent
         terminal.send("\r")
         terminal.until(lambda text: asked(text, 3))
         terminal.send("a\\\rb\x1b\rc\r")
@@ -75,7 +75,7 @@ def test_a_session(model: Path, tmp_path: Path) -> None:
     with Terminal("chat", model, *DRAW, home=tmp_path, NO_COLOR="1") as terminal:
         terminal.until("a question, or /help")
         terminal.send("\x1b[A\x1b[A")
-        terminal.until(f"› /save {saved}")  # what was typed in the session before
+        terminal.until(f"› /save {saved}")  # the line was typed in an earlier session
         terminal.send("\x03")
         terminal.until("Ctrl-D or /exit leaves")
         terminal.send("\x12second")
@@ -83,7 +83,8 @@ def test_a_session(model: Path, tmp_path: Path) -> None:
         assert "/help" not in found.rpartition("leaves")[2]  # the placeholder is for an empty line
         terminal.send("\r")
         terminal.until(lambda text: "I-search" not in text)
-        assert "› first line" in terminal.text.rpartition("leaves")[2]  # taken, and not sent
+        # the line that was found is taken, and not sent
+        assert "› first line" in terminal.text.rpartition("leaves")[2]
         terminal.send("\x03")
         terminal.until(lambda text: text.count("Ctrl-D or /exit leaves") == 2)
         terminal.send("/nothing\r")
@@ -91,7 +92,7 @@ def test_a_session(model: Path, tmp_path: Path) -> None:
         terminal.send("/set heat 1\r")
         terminal.until("repetition_penalty")  # a line of the terminal ends between words
         terminal.send("/bye\r")
-        assert terminal.end() == 0  # a person has seen what went wrong
+        assert terminal.end() == 0  # the user has seen the error, so the session ends well
         assert not COLOURS.search(terminal.raw)
 
 
@@ -153,7 +154,7 @@ def test_a_response_as_json(model: Path) -> None:
     [
         ([""], "the prompt is empty: give a question"),
         ([], "the prompt is empty: give a question"),
-        (["Hi", "--stream"], "--stream goes with --json"),
+        (["Hi", "--stream"], "--stream is for --json"),
         (["Hi", "--json", "--markdown"], "leave out --json"),
         (["Hi", "--temperature", "-1"], "temperature must be"),
         (["Hi", "--raw", "--top-p", "2"], "top_p must be"),
@@ -232,7 +233,7 @@ def test_top_says_how_it_ends_and_q_ends_it(tmp_path: Path) -> None:
     server = RunningServer(engine)
     with Terminal("top", server.address, "--every", "60", home=tmp_path) as terminal:
         terminal.until("q or Ctrl-C ends")
-        terminal.send("x")  # looks again
+        terminal.send("x")  # another key asks the server again
         terminal.send("q")
         assert terminal.end() == 0
     once = commands.nearfar("top", server.address, "--once")

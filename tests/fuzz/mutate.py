@@ -47,6 +47,6 @@ def mutants(draw: st.DrawFn, document: dict[str, Any], keys: tuple[str, ...] = (
                 del target[place[-1]]
             else:
                 target[place[-1]] = value
-        except (LookupError, TypeError):  # an earlier change has taken the place away
+        except (LookupError, TypeError):  # an earlier change has removed the place
             continue
     return made

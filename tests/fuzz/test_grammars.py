@@ -108,11 +108,12 @@ def generated(grammar: Grammar, choice: random.Random, most: int = 300) -> str |
         )
         if not len(allowed):
             return None
-        ends = [token for token in (END, *b'"}]') if token in allowed]  # so that most texts come to an end
+        # ends are preferred, so that most texts come to an end
+        ends = [token for token in (END, *b'"}]') if token in allowed]
         token = int(choice.choice(ends if ends and (count > 60 or choice.random() < 0.3) else list(allowed)))
         assert constraint.accept(token)
         if token == END:
-            return out.decode(errors="replace")  # as the engines do
+            return out.decode(errors="replace")  # engines decode in the same way
         out.append(token)
     return None
 
@@ -163,4 +164,4 @@ def test_a_grammar_of_noise_is_refused_or_followed(tail: str, choice: random.Ran
     except RequestError as error:
         refused(error)
     except UnicodeDecodeError:
-        pass  # a grammar of bytes
+        pass  # the grammar allows bytes that are no UTF-8

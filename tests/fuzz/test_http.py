@@ -231,7 +231,7 @@ def test_any_body(server: RunningServer, log: Lines, path: str, changes: dict[st
         "Bearer secret\r\n"
     )
     end = f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    # A client that closes its side is gone: this one waits for the answer.
+    # A client that closes its side counts as gone, so this one waits for the answer.
     with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
         connection.sendall((head + end).encode() + body)
         answer = b""

@@ -37,7 +37,7 @@ def of(name: str) -> Made:
 
 def look(made: Made) -> None:
     """Open it and read all of its matrices: nothing but our own errors may come of it."""
-    with np.errstate(over="ignore", invalid="ignore"):  # as the stream of weights does
+    with np.errstate(over="ignore", invalid="ignore"):  # the stream of weights ignores these warnings too
         _look(made)
 
 

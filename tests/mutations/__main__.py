@@ -119,7 +119,7 @@ def _run_one(mutation: Mutation, folder: Path, tree: Tree, asked: argparse.Names
                 problem = problem or outcome.problem
                 if (failed or problem) and not asked.every:
                     break
-    except PatchError as error:  # the others are run all the same
+    except PatchError as error:  # the other patches are run all the same
         problem = str(error)
     shutil.rmtree(own)
     return Result(mutation, tuple(failed), problem, time.monotonic() - start)
@@ -162,5 +162,6 @@ def _verdict(results: Sequence[Result], clean: bool) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the worktree goes all the same
+    # the worktree is removed all the same
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     sys.exit(main())

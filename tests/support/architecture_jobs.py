@@ -48,7 +48,11 @@ def jobs(dtype: Float) -> tuple[GraphJob, ...]:
     and caches.
     """
     kernels = variant(SOFTWARE, "f16" if dtype == "float16" else "f32", vectors=False).kernels
-    return tuple(dict.fromkeys(job for case in CASES for job in _jobs(model_of(case), kernels, dtype)))
+    return tuple(
+        dict.fromkeys(
+            job for case in CASES if not case.experts for job in _jobs(model_of(case), kernels, dtype)
+        )
+    )
 
 
 def _jobs(model: Model, kernels: Kernels, dtype: Float) -> list[GraphJob]:

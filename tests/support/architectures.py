@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.support import tiny
 
-VOCAB = 261  # of the byte tokenizer
+VOCAB = 261  # the size of the byte tokenizer's vocabulary
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Case:
     """Positions that the build is asked for."""
     prompts: tuple[int, ...] = (9, 45)
     """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
+
+    @property
+    def experts(self) -> bool:
+        """Whether some of its layers have experts, which not every target has."""
+        return any("experts" in key for key in self.config)
 
     def __str__(self) -> str:
         return f"{self.model_type}-{self.name}"
@@ -166,6 +171,73 @@ HUNYUANS = [
     case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
 ]
 
+GLMS = [
+    case("glm", "plain", head_dim=24),
+    case("glm", "unbiased", attention_bias=False, tie_word_embeddings=True, partial_rotary_factor=0.75),
+    case("gemma", "plain", head_dim=24, num_key_value_heads=1, tie_word_embeddings=True),
+    case("gemma", "biased", attention_bias=True, hidden_act="gelu"),
+]  # fmt: skip
+
+COUSINS = [
+    case("seed_oss", "plain", head_dim=24, mlp_bias=True),
+    case("seed_oss", "out-biased", attention_bias=False, attention_out_bias=True, tie_word_embeddings=True),
+    case("cwm", "plain", sliding_window=11, num_hidden_layers=5, rope_parameters={
+        **LLAMA3, "rope_theta": 1e6, "original_max_position_embeddings": 32}),
+    case("cwm", "listed", sliding_window=9, mlp_bias=True, tie_word_embeddings=True, layer_types=[
+        "sliding_attention", "full_attention", "sliding_attention"], rope_parameters={
+        "rope_type": "default", "rope_theta": 1e6}),
+    case("arcee", "plain", head_dim=24),
+    case("arcee", "biased", attention_bias=True, mlp_bias=True, hidden_act="gelu", tie_word_embeddings=True),
+    case("internlm3", "plain", head_dim=16, hidden_size=64, rope_parameters={
+        "rope_type": "dynamic", "factor": 6.0, "rope_theta": 10000.0}),
+    case("internlm3", "biased", head_dim=16, hidden_size=64, attention_bias=True, mlp_bias=True,
+         tie_word_embeddings=True),
+    case("iquestcoder", "plain", head_dim=24, rms_norm_eps=OWN),
+]  # fmt: skip
+
+MULTIPLIED: dict[str, Any] = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.11, "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}  # fmt: skip
+HYBRID: dict[str, Any] = {
+    "layer_types": ["full_attention"] * 3, "num_local_experts": 0, "num_experts_per_tok": 0,
+    "shared_intermediate_size": 100, "head_dim": OWN, "hidden_size": 64, "mamba_n_heads": 4,
+}  # fmt: skip
+GRANITES += [
+    case("granitemoehybrid", "dense", **HYBRID, **MULTIPLIED, position_embedding_type="rope",
+         tie_word_embeddings=True),
+    case("granitemoehybrid", "still", **{**HYBRID, "shared_intermediate_size": 76}, attention_bias=True,
+         residual_multiplier=0.5),
+    case("hyperclovax", "plain", **MULTIPLIED, head_dim=24),
+    case("hyperclovax", "bare", use_post_norm=False, attention_bias=True, mlp_bias=True,
+         residual_multiplier=0.5, logits_scaling=3.0, tie_word_embeddings=True),
+]  # fmt: skip
+
+GPT_OSS_ROPE = {**YARN, "truncate": False, "rope_theta": 150000.0}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+MOES = [
+    case("olmoe", "plain", head_dim=OWN, num_experts=6, num_experts_per_tok=2),
+    case("olmoe", "normalized", head_dim=OWN, hidden_size=64, intermediate_size=32, num_experts=12,
+         num_experts_per_tok=5, norm_topk_prob=True, attention_bias=True, tie_word_embeddings=True),
+    case("mixtral", "plain", head_dim=OWN, num_local_experts=4, num_experts_per_tok=2),
+    case("mixtral", "window", sliding_window=14, num_local_experts=5, num_experts_per_tok=1,
+         hidden_act="gelu"),
+    case("qwen3_moe", "plain", moe_intermediate_size=20, num_experts=9, num_experts_per_tok=3),
+    case("qwen3_moe", "mixed", moe_intermediate_size=44, num_experts=5, num_experts_per_tok=5, head_dim=24,
+         norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=1, attention_bias=True,
+         use_sliding_window=True, sliding_window=12, tie_word_embeddings=True),
+    case("qwen3_moe", "sparse", moe_intermediate_size=20, num_experts=7, num_experts_per_tok=2,
+         decoder_sparse_step=2, num_hidden_layers=4),
+    case("granitemoe", "plain", head_dim=OWN, hidden_size=64, intermediate_size=24, num_local_experts=5,
+         num_experts_per_tok=2, embedding_multiplier=12.0, attention_multiplier=0.11,
+         residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
+    case("gpt_oss", "plain", num_local_experts=4, num_experts_per_tok=2, sliding_window=10, swiglu_limit=1.5,
+         rope_parameters=GPT_OSS_ROPE),
+    case("gpt_oss", "odd", num_local_experts=7, num_experts_per_tok=3, intermediate_size=37, head_dim=24,
+         attention_bias=False, sliding_window=24, swiglu_alpha=1.1, tie_word_embeddings=True,
+         layer_types=[GLOBAL, LOCAL, GLOBAL]),
+]  # fmt: skip
+
 PIXTRAL = {
     "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
@@ -187,7 +259,6 @@ YARN_BY_TYPE: dict[str, dict[str, Any]] = {
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }  # fmt: skip
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
 GEMMA4: dict[str, Any] = {
     "num_hidden_layers": 8, "num_kv_shared_layers": 3, "head_dim": 16, "global_head_dim": 32,
     "sliding_window": 9, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12,
@@ -223,6 +294,10 @@ GEMMAS = [
         final_logit_softcapping=12.0,
     ),
     case("gemma4_text", "own", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}),
+    case(
+        "gemma4_text", "twice", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        attention_k_eq_v=True, num_global_key_value_heads=1, num_key_value_heads=4,
+    ),
 ]  # fmt: skip
 
 SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
@@ -242,9 +317,60 @@ SEEING = [
     ),
 ]  # fmt: skip
 
+PATCHES = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
+    "fullatt_block_indexes": [0],
+}  # fmt: skip
+"""A vision part with windows over patches, of one block."""
+VIT = {key: value for key, value in PIXTRAL.items() if key != "model_type"}
+
+
+def by_axis(*sections: int, **changes: Any) -> dict[str, Any]:
+    """A rotation by row, column and time of an image, with so many pairs each."""
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections), **changes}
+
+
+SEEN: dict[str, Any] = {"hidden_size": 64, "head_dim": OWN, "rope_parameters": by_axis(4, 2, 2)}
+VISUAL = [
+    inside(
+        "qwen2_vl", case("qwen2_vl_text", "text", **SEEN),
+        {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 1}, tie_word_embeddings=True,
+    ),
+    inside(
+        "qwen2_5_vl",
+        case(
+            "qwen2_5_vl_text", "text", **SEEN, use_sliding_window=True, sliding_window=9, max_window_layers=1
+        ),
+        PATCHES,
+    ),
+    inside(
+        "qwen3_vl",
+        case(
+            "qwen3_vl_text", "text", hidden_size=64, rope_parameters=by_axis(4, 2, 2, mrope_interleaved=True)
+        ),
+        {**PATCHES, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}, tie_word_embeddings=True,
+    ),
+    inside("smolvlm", case("llama", "text", head_dim=24, mlp_bias=True), VIT, tie_word_embeddings=True),
+    inside("idefics3", case("llama", "text", num_key_value_heads=4), VIT),
+    inside("llava", case("llama", "text", attention_bias=True), {**VIT, "model_type": "clip_vision_model"}),
+    inside(
+        "llava_onevision", case("qwen2", "text", head_dim=OWN, hidden_size=64),
+        {**VIT, "model_type": "siglip_vision_model"}, tie_word_embeddings=True,
+    ),
+    inside(
+        "internvl", case("qwen2", "text", head_dim=OWN, hidden_size=64),
+        {**VIT, "image_size": [28, 28], "patch_size": [14, 14]}, tie_word_embeddings=False,
+    ),
+    inside(
+        "exaone4_5", case("exaone4", "text", hidden_size=64, sliding_window=10, sliding_window_pattern=3),
+        {**PATCHES, "num_key_value_heads": 1},
+    ),
+]  # fmt: skip
+"""Text models within models that see: their lists are those of other cases but for names of tensors."""
+
 CASES: tuple[Case, ...] = (
-    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS,
-    *PARTS, *SEEING,
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
+    *COUSINS, *PARTS, *SEEING, *VISUAL,
 )  # fmt: skip
 
 
@@ -268,7 +394,8 @@ def make(case: Case, root: Path) -> Path:
     torch.manual_seed(sum(map(ord, str(case))))
     model = _auto(case).from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        saved = model.state_dict()  # with buffers, some of which are weights (Gemma 4's layer_scalar)
+        # the model's buffers are saved, too, because some are weights (Gemma 4's layer_scalar)
+        saved = model.state_dict()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name in saved:
                 randomize(name, tensor)
@@ -309,7 +436,8 @@ def prompt(case: Case, count: int) -> list[int]:
 
 @cache
 def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.ndarray]:
-    """transformers' own logits of every token of a prompt: float32 [tokens, vocab].
+    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]. Experts are computed one
+    by one: torch's grouped products take even widths alone.
 
     `attention`: transformers' implementation; over 8,000 tokens "sdpa", which knows no sinks and softcaps,
     takes a fourth of the time.
@@ -318,7 +446,7 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
 
     model = (
         _auto(case)
-        .from_pretrained(checkpoint(case), dtype=torch.float32, attn_implementation=attention)
+        .from_pretrained(checkpoint(case), dtype=torch.float32, attn_implementation=attention, **eager(case))
         .eval()
     )
 
@@ -327,6 +455,11 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
             return np.asarray(model(torch.tensor([tokens])).logits[0].float().numpy())
 
     return logits
+
+
+def eager(case: Case) -> dict[str, str]:
+    """Options of transformers' from_pretrained for a case: experts one by one."""
+    return {"experts_implementation": "eager"} if case.experts else {}
 
 
 GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
@@ -401,7 +534,9 @@ def outlying(path: Path, quantized: bool) -> Path:
         if "embed" in name:
             value[:, channels] = rng.uniform(1, 2, (len(value), 1)) * sizes
         elif "norm" in name:
-            value[:] = 20 if quantized else 200  # of what is left of all others beside the few
+            value[:] = (
+                20 if quantized else 200
+            )  # makes up for what the norm leaves of the other channels beside the few large ones
         elif "o_proj" in name or "down_proj" in name:
             value[channels] = 0
         elif quantized:

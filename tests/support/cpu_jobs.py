@@ -13,8 +13,9 @@ import tvm
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
-from nearfar.kernels.jobs import Embed, GraphJob, Job, Linear
+from nearfar.kernels.jobs import Embed, Experts, GraphJob, Job, Linear
 from nearfar.kernels.jobs.logits import OverLogits
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
 from nearfar.targets.cpu.kernels.extents import closed
@@ -25,6 +26,8 @@ from tests.support.job_reference import random_inputs, random_matrix, reference,
 Array = npt.NDArray[Any]
 HERE = native()
 KERNELS = CpuKernels(HERE)
+PLAIN = ("w", "gate_up", "down")
+"""Names of matrices as numbers, which kernels get packed."""
 
 
 class CpuJobs:
@@ -67,7 +70,7 @@ class CpuJobs:
 
     def compute(self, job: GraphJob, inputs: dict[str, Array]) -> dict[str, Array]:
         """As `reference`, by the kernel; `out` begins as sevens."""
-        arrays = {name: inputs[name] for name in inputs if name != "w"} | {
+        arrays = {name: inputs[name] for name in inputs if name not in PLAIN} | {
             "out": np.full(job.out[0], 7, job.out[1])
         }
         caches = {name: array for name, array in arrays.items() if name in ("k_cache", "v_cache")}
@@ -130,10 +133,19 @@ def _told(name: str, pages: Array, job: Any) -> Array:
 
 def inputs_of(job: GraphJob, rng: np.random.Generator, **sizes: int) -> dict[str, Array]:
     """Random inputs of a job with its matrix, packed as w0, w1, … and plain as w."""
-    if not isinstance(job, Embed | Linear):
-        return random_inputs(job, rng, **sizes)
-    tensor, plain = random_matrix(rng, job.matrix)
-    packed = KERNELS.pack(job.matrix, tensor)
-    for array, part in zip(packed, KERNELS.parts(job.matrix), strict=True):
-        assert (array.shape, array.dtype) == (part.shape, np.dtype(part.dtype))
-    return random_inputs(job, rng) | {"w": plain} | {f"w{i}": array for i, array in enumerate(packed)}
+    matrices = matrices_of(job)
+    inputs, packed = random_inputs(job, rng, **sizes), []
+    for name, matrix in matrices.items():
+        tensor, inputs[name] = random_matrix(rng, matrix)
+        arrays = KERNELS.pack(matrix, tensor)
+        for array, part in zip(arrays, KERNELS.parts(matrix), strict=True):
+            assert (array.shape, array.dtype) == (part.shape, np.dtype(part.dtype))
+        packed += arrays
+    return inputs | {f"w{i}": array for i, array in enumerate(packed)}
+
+
+def matrices_of(job: GraphJob) -> dict[str, Matrix]:
+    """The matrices of a job, by the names that the reference gives them."""
+    if isinstance(job, Experts):
+        return {"gate_up": job.gate_up, "down": job.down}
+    return {"w": job.matrix} if isinstance(job, Embed | Linear) else {}

@@ -23,7 +23,7 @@ async def followed(codec: TextCodec, grammar: Grammar) -> Match:
 
     def match(text: str) -> bool:
         constraint = GrammarConstraint(first._matcher.deep_copy(), EOS + 1)
-        # In parts, so that no special token of the tokenizer stands for a mark.
+        # The text is encoded in parts, so that no special token of the tokenizer stands for a mark.
         tokens = [token for part in re.split("(?<=<)", text) for token in codec.encode_raw(part)]
         for token in [*tokens, EOS]:
             if constraint.complete_at is not None:

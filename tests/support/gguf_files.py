@@ -16,11 +16,19 @@ from safetensors.numpy import load_file
 
 Array = np.ndarray[Any, Any]
 KINDS = gguf.GGMLQuantizationType
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "ernie4_5": "ernie4_5"}
-PAIRED = ("llama", "granite", "smollm3")
+ARCHITECTURES = {
+    "mistral": "llama", "internlm3": "llama", "iquestcoder": "llama", "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
+    "glm": "chatglm", "granitemoehybrid": "granite",
+}  # fmt: skip
+PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
+PATTERNED = ("olmo2", "exaone4", "gemma4")
+"""Architectures whose files say of each layer whether it has a window."""
 HALVES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
     "IQ4_XS": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "MXFP4": (),
+    "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_S": (0,), "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,),
+    "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
 }  # fmt: skip
 """Where the blocks of each type have float16 values."""
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -48,8 +56,11 @@ def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
     for at in HALVES[kind]:
         values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / 100).astype("<f2")
         blocks[:, at : at + 2] = values[:, None].view(np.uint8)
+    if kind == "IQ1_M":  # the highest bits of four words are a float16 of about 0.01
+        blocks[:, 49:56:2] &= 15
+        blocks[:, [53, 55]] |= 2 << 4
     if kind == "MXFP4":
-        blocks[:, 0] = 120  # an exponent of two: 2^-7
+        blocks[:, 0] = 120  # the exponent 120 of a scale is 2^-7
     return blocks.reshape(n, -1)
 
 
@@ -120,16 +131,33 @@ def write(
             stored = pair(stored, config["num_attention_heads"])
         elif architecture in PAIRED and ".k_proj." in name:
             stored = pair(stored, config["num_key_value_heads"])
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = stored + np.float32(1)
-        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert new is not None, name
-        writer.add_tensor(new, np.ascontiguousarray(stored), raw_dtype=KINDS[kind])
+        for here, rows in _parts(name, stored):
+            new = names.get_name(here, try_suffixes=(".weight", ".bias"))
+            assert new is not None, here
+            writer.add_tensor(new, np.ascontiguousarray(rows), raw_dtype=KINDS[kind])
+    if architecture == "gemma4":
+        whole, pairs = config["per_layer_config"], config["rope_parameters"]["full_attention"]
+        half = next(iter(whole.values()))["head_dim"] // 2
+        turning = int(half * pairs["partial_rotary_factor"])
+        factors = np.array([1.0] * turning + [1e30] * (half - turning), np.float32)
+        writer.add_tensor("rope_freqs.weight", factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _parts(name: str, rows: Array) -> list[tuple[str, Array]]:
+    """A tensor as the converter names it: joined matrices of Granite 4 apart, and with `.weight`."""
+    if "shared_mlp.input_linear" in name:
+        at = name.partition(".shared_mlp")[0]
+        gate, up = np.split(rows, 2)
+        return [(f"{at}.mlp.gate_proj.weight", gate), (f"{at}.mlp.up_proj.weight", up)]
+    name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+    return [(f"{name}.weight" if name.endswith("layer_scalar") else name, rows)]
 
 
 def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
@@ -145,18 +173,38 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_freq_base(per_type.get("rope_theta", config.get("rope_theta", 10000.0)))
-    writer.add_rope_dimension_count(int(head_dim * per_type.get("partial_rotary_factor", 1.0)))
+    theta = per_type.get("rope_theta", config.get("rope_theta", 10000.0))
+    if per_type.get("alpha"):
+        theta *= per_type["alpha"] ** (head_dim / (head_dim - 2))
+    writer.add_rope_freq_base(theta)
     writer.add_file_type(0)
+    if architecture == "gemma4":
+        _gemma4(writer, config)
+    else:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * per_type.get("partial_rotary_factor", 1.0)))
     if per_type.get("rope_type") in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(per_type["rope_type"]))
         writer.add_rope_scaling_factor(per_type["factor"])
     if per_type.get("rope_type") == "yarn":
         writer.add_rope_scaling_orig_ctx_len(per_type["original_max_position_embeddings"])
-    if config.get("sliding_window") and architecture in ("llama", "gemma2", "gemma3", "phi3"):
+        if "attention_factor" in per_type:
+            writer.add_rope_scaling_yarn_attn_factor(per_type["attention_factor"])
+        if "beta_fast" in per_type:
+            writer.add_rope_scaling_yarn_beta_fast(per_type["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(per_type["beta_slow"])
+    if config.get("sliding_window") and architecture in (*PATTERNED, "llama", "gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config["sliding_window"])
+        if architecture in PATTERNED:
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if architecture == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(per_type["mscale_all_dim"])
+        writer.add_attn_temperature_scale(per_type["llama_4_scaling_beta"])
+    if config["model_type"] == "granitemoehybrid":
+        writer.add_rope_scaling_finetuned(True)
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+        writer.add_ssm_conv_kernel(4)
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
@@ -166,6 +214,28 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+
+
+def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """What a Gemma 4 has beside: sizes of layers with and without a window."""
+    types, whole = config["layer_types"], next(iter(config["per_layer_config"].values()))
+    shared = config["num_kv_shared_layers"]
+    for add, add_swa in (
+        (writer.add_key_length, writer.add_key_length_swa),
+        (writer.add_value_length, writer.add_value_length_swa),
+        (writer.add_rope_dimension_count, writer.add_rope_dimension_count_swa),
+    ):
+        add(whole["head_dim"])
+        add_swa(config["head_dim"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    if config["use_double_wide_mlp"]:
+        inner, own = config["intermediate_size"], len(types) - shared
+        writer.add_feed_forward_length([inner * (1 if i < own else 2) for i in range(len(types))])
+    if "num_key_value_heads" in whole:
+        heads = {"full_attention": whole["num_key_value_heads"]}
+        writer.add_head_count_kv([heads.get(kind, config["num_key_value_heads"]) for kind in types])
 
 
 def bytes_vocabulary(writer: gguf.GGUFWriter) -> None:
@@ -194,8 +264,10 @@ def byte_level(writer: gguf.GGUFWriter, data: Mapping[str, Any], pre: str) -> No
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
 
 
-def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any]) -> None:
-    """A tokenizer.json that was made of SentencePiece's BPE, whose scores are what the ids are."""
+def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any], merged: bool = False) -> None:
+    """A tokenizer.json that was made of SentencePiece's BPE, whose scores are what the ids are; `merged`:
+    with its merges, as Gemma 4's.
+    """
     tokens, kinds = _tokens(data)
     special = {entry["content"] for entry in data["added_tokens"]}
     for token, text in enumerate(tokens):
@@ -206,8 +278,10 @@ def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any]) -> None:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         made.setdefault(left + right, rank)
     scores = [0.0 if text in special else -float(made.get(text, 1e6 + i)) for i, text in enumerate(tokens)]
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model("gemma4" if merged else "llama")
     writer.add_tokenizer_pre("default")
+    if merged:
+        writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]])
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)
     writer.add_token_types(kinds)

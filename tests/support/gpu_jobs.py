@@ -127,7 +127,7 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         )
         for bits, k in ((32, 172), (16, 100))
         for m in ((16,) if device == "integrated" else (16, 33))
-    }  # inputs end within what a thread reads
+    }  # the inputs end within what a thread reads
     odd = Linear(7, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu", residual=True)
     return out | {
         "seven": (precision, odd),
@@ -425,7 +425,7 @@ def check_saturation(kernels: Kernels, run: Run, m: int, gate: Activation | None
     job = Linear(m, Matrix(64, 64, 16), "float32", "float16", gate=gate)
     rng = np.random.default_rng(3)
     arrays = inputs(kernels, job, rng)
-    weights = arrays.pop("w") * 8  # of unit size
+    weights = arrays.pop("w") * 8  # weights of about unit size
     (arrays["w0"],) = kernels.pack(job.matrix, weights)
     x = rng.standard_normal((m, 64)).astype(np.float32) * np.float32(1e5)
     x[0, 3] = np.nan
@@ -480,7 +480,8 @@ def check_functions(kernels: Kernels, run: Run) -> None:
         )
         np.testing.assert_allclose(got["out"][0], cap * np.tanh(x.astype(np.float64) / cap), rtol=2e-6)
     (gated,) = kernels.pack(Matrix(128, 64, 32), np.eye(128, 64, dtype=np.float32))
-    arrays |= {"w0": gated, "bias": np.repeat(np.float32([0, 1]), 64)}  # "up" is 1
+    # the second matrix of the pair gives 1
+    arrays |= {"w0": gated, "bias": np.repeat(np.float32([0, 1]), 64)}
     for gate, activation in ACTIVATIONS.items():
         job = Linear(1, Matrix(128, 64, 32), "float32", "float32", gate=gate, bias=True)
         got = run(kernels.stages(job), "f32", arrays)["out"][0]

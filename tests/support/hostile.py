@@ -32,8 +32,7 @@ MEGABYTES = 400
 have limits of their own.
 """
 LIMITS = ServerLimits(header_timeout=4.0, body_timeout=5.0, write_timeout=3.0, body_bytes=1 << 20)
-# A loop that a user's message switches on, whose turns take long: the sandbox itself stops it only after many
-# seconds.
+# A loop that a user's message starts, with slow turns: the sandbox itself stops it only after many seconds.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% set x = range(90000) | list %}{% endfor %}"
@@ -102,7 +101,7 @@ def open_rig(kind: str, directory: Path, artifact: Rig | None = None) -> Rig:
                              AppOptions(LIMITS))  # fmt: skip
         rig = Rig(made)
     with httpx.Client(base_url=rig.server.address, timeout=60) as http:
-        # Each once alone; and once with a grammar, so that what it needs is loaded.
+        # Each prompt is answered alone, and one request has a grammar, so that the grammar's code is loaded.
         rig.expected = [
             http.post(COMPLETION, json=prompt(n)).json()["choices"][0]["text"] for n in range(HEALTHY)
         ]

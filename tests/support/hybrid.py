@@ -22,7 +22,8 @@ from tests.support import tiny
 from tests.support.proxy import Proxy
 from tests.support.servers import tiny_core
 
-# One token a byte, and only letters and blanks: text that is cut anywhere has the same tokens again.
+# Each byte is one token, and text has only letters and blanks: text that is cut anywhere has the same tokens
+# again.
 _ALPHABET = tiny.tokenizer().get_vocab()
 LETTERS = {token for char, token in _ALPHABET.items() if char in "abcdefghijklmnopqrstuvwxyzĠ"}
 ASK: dict[str, Any] = {

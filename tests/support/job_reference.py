@@ -19,15 +19,17 @@ from nearfar.kernels.jobs import (
     Activation,
     Attend,
     Embed,
+    Experts,
     GraphJob,
     Linear,
     Norm,
     Paged,
     Project,
     RopeAppend,
+    Route,
     Rows,
 )
-from nearfar.kernels.quantized import Matrix, QuantTensor
+from nearfar.kernels.quantized import Matrix, QuantPieces, QuantTensor
 from tests.support import quantized_kv
 
 Array = npt.NDArray[Any]
@@ -35,7 +37,8 @@ Arrays = Mapping[str, Array]
 
 
 def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
-    """What the job computes from its inputs, by name; the matrix is `w`. Nothing is written in place.
+    """What the job computes from its inputs, by name; the matrix is `w`, of Experts `gate_up` and `down`.
+    Nothing is written in place.
 
     `out`: float64, of a linear job with `rows` its m rows only, of Rows as it is. RopeAppend and Project with
     `append`: also k_cache and v_cache as they are afterwards, in their dtype; of those that are quantized
@@ -155,7 +158,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(facts[:, 0] >= 0):
         page, offset = divmod(int(facts[row, 0]), job.page_size)
-        most = np.inf if job.kv_dtype == "float32" else 65504  # what is stored in float16 saturates
+        most = np.inf if job.kv_dtype == "float32" else 65504  # values that are stored in float16 saturate
         for name, value in (("k_cache", k[row]), ("v_cache", v[row])):
             out[name][page, :, offset] = np.clip(value, -most, most)
     return out
@@ -195,18 +198,83 @@ def attend(job: Attend, a: Arrays) -> Array:
     return out.reshape(job.m, -1)
 
 
-def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor | Array, Array]:
+def route(job: Route, a: Arrays) -> Array:
+    """See Route."""
+    x = a["x"].astype(np.float64)
+    power = np.exp(x - x.max(-1, keepdims=True))
+    scores = 1 / (1 + np.exp(-x)) if job.score == "sigmoid" else power / power.sum(-1, keepdims=True)
+    keys = scores + a["bias"] if job.bias else scores
+    chosen = np.argsort(-keys, axis=-1, kind="stable")[:, : job.top]
+    weights = np.take_along_axis(scores, chosen, -1)
+    if job.normalize is not None:
+        weights = weights / (weights.sum(-1, keepdims=True) + job.normalize)
+    out = np.concatenate([chosen, weights * job.scale], -1)
+    padding = a["positions"][: job.m] < 0
+    out[padding] = [-1.0] * job.top + [0.0] * job.top
+    return out
+
+
+def experts(job: Experts, a: Arrays) -> Array:
+    """See Experts."""
+    x, out = a["x"].astype(np.float64), np.zeros((job.m, job.n))
+    stacks = [a[name].reshape(job.experts, -1, a[name].shape[1]) for name in ("gate_up", "down")]
+    biases = [
+        a[name].reshape(job.experts, -1) if name in a else np.zeros((job.experts, 1))
+        for name in ("gate_up_bias", "down_bias")
+    ]
+    for row in range(job.m):
+        for j in range(job.top):
+            expert, weight = int(a["route"][row, j]), float(a["route"][row, j + job.top])
+            if expert < 0:
+                continue
+            gate, up = np.split(stacks[0][expert] @ x[row] + biases[0][expert], 2)
+            if job.clamp is None:
+                hidden = ACTIVATIONS[job.activation](gate) * up
+            else:
+                alpha, limit = job.clamp
+                gate = np.minimum(gate, limit)
+                hidden = (np.clip(up, -limit, limit) + 1) * gate / (1 + np.exp(-alpha * gate))
+            out[row] += weight * (stacks[1][expert] @ hidden + biases[1][expert])
+    return out
+
+
+def random_matrix(
+    rng: np.random.Generator, matrix: Matrix
+) -> tuple[QuantTensor | QuantPieces | Array, Array]:
     """What Kernels.pack takes, and its numbers in float64 [n, k]: products with unit rows are about 1."""
+    if matrix.pieces:
+        pairs = [random_quantized(rng, piece) for piece in matrix.pieces]
+        return QuantPieces(tuple(rows for rows, _ in pairs)), np.concatenate([plain for _, plain in pairs])
     if not matrix.quantized:
         dense = rng.standard_normal((matrix.n, matrix.k)) / np.sqrt(matrix.k)
         dense = dense.astype(np.float16 if matrix.bits == 16 else np.float32)
         return dense, dense.astype(np.float64)
-    shape, levels = (matrix.n, matrix.k // matrix.group), 2**matrix.bits
+    return random_quantized(rng, matrix)
+
+
+def random_quantized(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor, Array]:
+    """A quantized matrix without pieces, and its numbers, computed after the docstring of Scales."""
+    shape, levels, how = (matrix.n, matrix.k // matrix.group), 2**matrix.bits, matrix.scales
     codes = rng.integers(0, levels, (matrix.n, matrix.k)).astype(np.uint8)
-    scales = ((2 + 2 * rng.random(shape)) / levels / np.sqrt(matrix.k)).astype(np.float16)
-    biases = (scales * (-levels / 2 + rng.random(shape))).astype(np.float16)
-    wide = codes.reshape(*shape, matrix.group) * scales[..., None].astype(np.float64) + biases[..., None]
-    return QuantTensor.of_codes(codes, scales, biases, matrix.bits), wide.reshape(matrix.n, matrix.k)
+    size = 1 / levels / np.sqrt(matrix.k)
+    units = None
+    if how.superblock:
+        units = np.zeros((matrix.n, matrix.k // how.superblock, 2), np.float16)
+        random = rng.random((*units.shape[:2], how.values))
+        units[..., : how.values] = (2 + 2 * random) * size * 4 / 2**how.bits
+        units[..., 1] *= levels / 2
+        scales, biases = (rng.integers(0, 2**how.bits, shape).astype(np.uint8) for _ in range(2))
+        biases *= how.offsets
+        of = np.repeat(units.astype(np.float64), shape[1] // units.shape[1], axis=1)
+        wide_scales = of[..., 0] * (scales.astype(np.float64) - how.zero(how.bits))
+        wide_biases = -of[..., 1] * biases if how.offsets else -wide_scales * matrix.zero
+    else:
+        scales = ((2 + 2 * rng.random(shape)) * size).astype(np.float16)
+        biases = (scales * (-levels / 2 + rng.random(shape))).astype(np.float16)
+        wide_scales = scales.astype(np.float64)
+        wide_biases = biases.astype(np.float64) if how.offsets else -wide_scales * matrix.zero
+    wide = codes.reshape(*shape, matrix.group) * wide_scales[..., None] + wide_biases[..., None]
+    return QuantTensor.of_codes(codes, scales, biases, matrix.bits, units), wide.reshape(matrix.n, matrix.k)
 
 
 def random_inputs(
@@ -232,8 +300,10 @@ def random_inputs(
         match job:
             case Linear():
                 made = normal(job.x_dtype, job.x_rows if job.rows else job.m, job.matrix.k)
-            case Norm():
+            case Norm() | Experts():
                 made = normal("float32", job.m, job.k)
+            case Route():
+                return normal("float32", job.m, job.experts)
             case _:
                 made = normal(job.dtype, job.m, job.x_heads * job.head_dim)
         made[0, 3] = 40  # an outlier, as models have them
@@ -253,11 +323,24 @@ def random_inputs(
         shape = (pages, job.kv_heads, job.page_size, job.head_dim)
         return quantized_kv.rounded(rng.standard_normal(shape), job.kv_dtype)
 
+    def chosen() -> Array:
+        """Distinct experts with weights that add up to 1; of several rows the last but one is padding."""
+        numbers = np.stack([rng.permutation(job.experts)[: job.top] for _ in range(job.m)])
+        parts = rng.random((job.m, job.top)) + 0.1
+        made = np.concatenate([numbers, parts / parts.sum(-1, keepdims=True)], -1).astype(np.float32)
+        made[-2 : -1 if job.m > 1 else -2] = [-1.0] * job.top + [0.0] * job.top
+        return made
+
+    def bias() -> Array:
+        return normal("float32", job.experts if isinstance(job, Route) else job.matrix.n)
+
     makers: dict[str, Callable[[], Array]] = {
         "x": x, "tokens": lambda: rng.integers(0, job.matrix.n, 256).astype(np.int32),
         "logit_rows": lambda: rng.integers(0, job.x_rows, 16).astype(np.int32),
         "norm": lambda: weights(job.matrix.k), "weight": lambda: weights(job.k // job.groups),
-        "bias": lambda: normal("float32", job.matrix.n),
+        "bias": bias, "route": chosen,
+        "gate_up_bias": lambda: normal("float32", job.gate_up.n),
+        "down_bias": lambda: normal("float32", job.down.n),
         "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
         "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
@@ -281,4 +364,6 @@ REFERENCES: Mapping[type[GraphJob], Callable[[Any, Arrays], dict[str, Array]]] =
     Rows: _alone(rows),
     Project: project,
     Attend: _alone(attend),
+    Route: _alone(route),
+    Experts: _alone(experts),
 }

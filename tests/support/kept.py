@@ -20,8 +20,8 @@ from nearfar.folders import cache_folder
 
 FOLDER = "NEARFAR_TEST_CACHE"
 """The environment's variable that names another folder."""
-UNUSED = 30 * 24 * 3600  # seconds after which zig's folder of another version is given up
-MESA_LIMIT = "2G"  # instead of one: Mesa gives up what was used longest ago
+UNUSED = 30 * 24 * 3600  # seconds after which the folder of an unused version of zig is deleted
+MESA_LIMIT = "2G"  # Mesa's own limit, in place of a time: it deletes what was used longest ago
 
 
 def use_kept(environment: MutableMapping[str, str], now: float | None = None) -> None:
@@ -33,7 +33,7 @@ def use_kept(environment: MutableMapping[str, str], now: float | None = None) ->
     given = environment.get(FOLDER)
     folder = Path(given).absolute() if given else cache_folder().with_name("nearfar-tests")
     zig = folder / "zig" / _zig()
-    for each in (folder / "mesa", zig):  # Mesa makes its own folder, not those above it
+    for each in (folder / "mesa", zig):  # Mesa makes its own folder, but not the folders above it
         each.mkdir(parents=True, exist_ok=True)
     environment[FOLDER] = str(folder)  # for processes that are given another NEARFAR_HOME
     environment.setdefault(KERNELS, str(folder / "kernels"))

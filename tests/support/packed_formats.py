@@ -336,7 +336,7 @@ def mlc(name: str = "q4f16_1", inner: int = CONFIG["intermediate_size"]) -> Made
         padded[:, :k] = weight
         wide, top = padded.reshape(n, -1, group), 2 ** (bits - 1) - 1
         scales = (np.abs(wide).max(2) / top).astype(dtype)
-        if dtype == np.float32:  # as they are kept
+        if dtype == np.float32:  # published files store these scales as bfloat16
             scales = scales.astype(ml_dtypes.bfloat16).astype(np.float32)
         codes = np.clip(np.round(wide / scales[..., None].astype(np.float32)) + top, 0, 2 * top)
         found = Integers(codes.astype(np.int64).reshape(n, -1), np.full(scales.shape, top), scales)

@@ -27,7 +27,7 @@ def pool_thread_ids() -> set[str]:
     """The ids of the worker threads that CPU artifacts have now."""
     found = set()
     for file in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             if file.read_text().strip() == "nearfar-cpu":
                 found.add(file.parent.name)
     return found
@@ -67,7 +67,7 @@ def forked(child: Callable[[], bool]) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
-        )  # that threads and fork go ill together is what is tested
+        )  # the warning is expected, because forking with threads is what the test is about
         process = os.fork()
     if process == 0:
         try:

@@ -52,7 +52,7 @@ class Proxy:
                 passed += len(data)
                 if answer and self.cut_after is not None and passed >= self.cut_after:
                     self.cut_after = None
-                    time.sleep(0.2)  # what was sent before arrives first: the reset would throw it away
+                    time.sleep(0.2)  # earlier bytes arrive first, because the reset would discard them
                     _abort(sink)
                     break
                 sink.sendall(data)
@@ -64,7 +64,7 @@ class Proxy:
 
 def _abort(connection: socket.socket) -> None:
     """Reset the connection, as a crash or a lost network does."""
-    with suppress(OSError):  # whoever still reads from it is woken first: until then the kernel keeps it open
+    with suppress(OSError):  # readers of the socket are woken first: until then the kernel keeps it open
         connection.shutdown(socket.SHUT_RD)
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")

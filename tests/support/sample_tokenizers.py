@@ -131,13 +131,13 @@ def trained(name: str, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     file = json.loads(tokenizer.to_str())
     # Byte tokens are pieces of the model, not special tokens, as in the published files.
     file["added_tokens"] = [token for token in file["added_tokens"] if token["content"] not in byte_tokens]
-    # One that is found in normalized text and eats the spaces around it.
+    # This token is found in normalized text and takes the spaces around it.
     extra = Tokenizer.from_str(json.dumps(file))
     extra.add_tokens([AddedToken("«tool»", lstrip=True, rstrip=True, normalized=True)])
     return json.loads(extra.to_str()), {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-# The shapes of the templates that published models carry, each with what it needs of Jinja.
+# The shapes of published models' templates, each with the part of Jinja that it needs.
 TEMPLATES = {
     "chatml-with-default-system": (
         "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

@@ -97,7 +97,7 @@ class ScriptedServer:
             case ["failed", _, "timeout"]:
                 time.sleep(1.5)
                 return False
-            case _:  # cut, or what nobody plays
+            case _:  # the connection is cut; so it is after an unknown event
                 return False
         return True
 

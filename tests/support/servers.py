@@ -179,7 +179,8 @@ class RunningServer:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
-        limits = replace(self.options.limits, send_buffer=32 << 10)  # a slow reader shows the sooner
+        # a small buffer, so that a slow reader shows sooner
+        limits = replace(self.options.limits, send_buffer=32 << 10)
         config = uvicorn.Config(
             self.app, log_config=None, http=protocol(limits), timeout_graceful_shutdown=2, lifespan="on",
             h11_max_incomplete_event_size=self.options.limits.header_bytes, access_log=False,

@@ -40,7 +40,7 @@ def make(
     embed *= CONFIG["hidden_size"] ** 0.5 / np.linalg.norm(embed, axis=1, keepdims=True)
     for name, value in weights.items():
         if "o_proj" in name or "down_proj" in name:
-            value[:] = 0  # so that the last token alone is seen
+            value[:] = 0  # zeros, so that a row sees only the last token
     head = np.random.default_rng(1).normal(0, 0.1, embed.shape).astype(np.float32)
     for now, then in [*itertools.pairwise(line), (line[-1], line[1])]:
         head[then] += embed[now]

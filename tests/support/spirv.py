@@ -47,5 +47,5 @@ def validate(code: bytes) -> None:
     done = subprocess.run(["spirv-val", "--target-env", "vulkan1.2", "-"], input=code, capture_output=True)
     said = (done.stderr + done.stdout).decode()
     if f"Invalid capability operand: {int(Capability.COOPERATIVE_MATRIX)}" in said:
-        return  # a validator from before the extension (2023.1 of Debian 12)
+        return  # the validator is older than the extension (2023.1 of Debian 12)
     assert done.returncode == 0, said

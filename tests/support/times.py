@@ -119,7 +119,7 @@ class Recorder:
     def pytest_collection_finish(self) -> None:
         self._last = cpu_seconds()
         own = os.times()
-        self.collection = own.user + own.system  # imports of pytest itself included
+        self.collection = own.user + own.system  # the time includes imports of pytest itself
         self._clock = time.perf_counter()
 
     @pytest.hookimpl(wrapper=True)

@@ -82,7 +82,7 @@ class Rig:
         for request in requests:
             self.submit(request)
         for _ in range(20_000):
-            while self.engine.counters.waiting and not self.engine.busy:  # a grammar is being read
+            while self.engine.counters.waiting and not self.engine.busy:  # a grammar is still being compiled
                 self.engine.handle(self.inbox.get(timeout=60))
             if not self.engine.busy:
                 break

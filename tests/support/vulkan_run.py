@@ -55,9 +55,9 @@ class Device:
     """A device with the features that kernels may need, where it has them, and one queue."""
 
     def __init__(self) -> None:
-        os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains on stderr without it
+        os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Without this variable Mesa complains on stderr.
         with contextlib.suppress(ImportError):
-            # Before lavapipe's LLVM: see edge_runtime/executors/webgpu/device.py.
+            # Triton's LLVM is loaded before lavapipe's: see edge_runtime/executors/webgpu/device.py.
             import_module("triton._C.libtriton")
         app = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
         try:
@@ -85,7 +85,7 @@ class Device:
         storage = vk.VkPhysicalDeviceVulkan11Features(pNext=new)
         every = vk.VkPhysicalDeviceFeatures2(pNext=storage)
         vk.vkGetPhysicalDeviceFeatures2(self._gpu, every)
-        every.features.robustBufferAccess = 0  # slow, and hides what reads beyond a buffer
+        every.features.robustBufferAccess = 0  # robust access is slow, and hides reads beyond a buffer
         structs = (together, dot, new, storage, every.features)
         self.features = {name for struct in structs for name in FEATURES.values() if getattr(struct, name, 0)}
         queue = vk.VkDeviceQueueCreateInfo(

@@ -178,7 +178,7 @@ def _grouped(job: Linear, device: DeviceClass) -> Bounds:
 
 def _tiled(job: Linear, device: DeviceClass, matrix: int) -> Bounds:
     """Reads of a weight, and 2·r·c products for c weights and r inputs, of a tile of r rows by c columns."""
-    if job.m < MANY_ROWS:  # a tile or two of rows: what a byte is good for says little
+    if job.m < MANY_ROWS:  # with a tile or two of rows, the figure says little about the use of a byte
         of_many = WANTED[device.name]["matmul"].most["weight_reads"] * job.m / MANY_ROWS
         return Bounds({"flop_per_byte": 0}, {"weight_reads": max(of_many, SCALES)})
     if not device.launched:

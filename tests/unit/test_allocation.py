@@ -52,7 +52,7 @@ def test_nothing_that_is_a_step_smaller_is_better(seed: int) -> None:
     for budget in range(116_000, 345_000, 12_000):
         size, loss = of(found, allocate(found, budget))
         assert size <= budget
-        # The largest step, of 6 bits to 8, may be the one that is left over.
+        # The largest step, from 6 bits to 8, may be the one that does not fit.
         best = min(other for taken, other in every if taken <= budget - 16_000)
         assert loss <= best * (1 + 1e-9)
 

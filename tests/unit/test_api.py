@@ -263,7 +263,7 @@ async def test_a_stream_that_is_closed_before_its_first_token_leaves_no_request(
         if chat
         else engine.completions.create("ab", echo=True, **params)
     )
-    for _ in range(chunks):  # the role, or the prompt
+    for _ in range(chunks):  # the first chunk has the role, or the prompt
         await anext(stream)
     await stream.close()
     assert not [*engine.core.scheduler.running, *engine.core.scheduler.waiting]

@@ -44,16 +44,17 @@ def test_a_good_artifact(path: Path) -> None:
     assert manifest.programs[0].functions["step"][1].size == 4
     assert manifest.ropes["rope"].scale == 1.0
     np.testing.assert_array_equal(artifact.read_tensor("a"), np.arange(100).reshape(10, 10))
-    np.testing.assert_array_equal(artifact.read_tensor("b"), np.arange(128, 928))  # spans shards
+    # the tensor spans several shards
+    np.testing.assert_array_equal(artifact.read_tensor("b"), np.arange(128, 928))
     assert artifact.plan(manifest.programs[0].functions["step"][0]).launches == ()
     with pytest.raises(ArtifactError, match="no tensor nothing"):
         artifact.read_tensor("nothing")
 
 
 def test_a_newer_format_says_upgrade(path: Path) -> None:
-    tiny.edit_manifest(path, lambda data: data.update(version=4))
+    tiny.edit_manifest(path, lambda data: data.update(version=5))
     with pytest.raises(
-        ArtifactError, match=r"artifact format 4 is newer than this nearfar understands \(3\). Upgrade"
+        ArtifactError, match=r"artifact format 5 is newer than this nearfar understands \(4\). Upgrade"
     ):
         Artifact.open(path)
 
@@ -61,7 +62,7 @@ def test_a_newer_format_says_upgrade(path: Path) -> None:
 def test_an_older_format_says_build_again(path: Path) -> None:
     tiny.edit_manifest(path, lambda data: data.update(version=2))
     with pytest.raises(
-        ArtifactError, match=r"artifact format 2; this nearfar reads 3. Build the artifact again"
+        ArtifactError, match=r"artifact format 2; this nearfar reads 3 to 4. Build the artifact again"
     ):
         Artifact.open(path)
 
@@ -498,7 +499,7 @@ def test_groups_get_pages_in_proportion_to_what_a_sequence_needs_of_them() -> No
     manifest = parse(tiny.manifest_dict(HYBRID), "manifest.json")
     program = manifest.programs[0]
     full, sliding = page_bytes(manifest, program)
-    need = -(-(512 + 256) // 16) + 1  # of a window that moves by a whole prefill step
+    need = -(-(512 + 256) // 16) + 1  # pages of a window that moves by a whole prefill step
 
     def pages(budget: int) -> tuple[int, ...]:
         found = plan_pages(manifest, program, budget)

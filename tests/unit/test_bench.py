@@ -50,7 +50,8 @@ def test_figures_of_a_level() -> None:
         2,
     )
     made = figures.level("4 at once", "closed", 4, run, Slo(1.0, 0.1))
-    # One kept both bounds, one token has no TPOT; the failed one counts as sent, and for nothing else.
+    # One request kept both bounds, one token has no TPOT; the failed request counts as sent, and for nothing
+    # else.
     assert (made.requests, made.ok, made.goodput, made.good) == (5, 4, 0.2, 0.4)
     assert made.errors == {"HTTP 429": 1}
     assert made.examples == {"HTTP 429": "why"}

@@ -32,8 +32,8 @@ MISTRAL = ["consolidated.safetensors", "vision/model.safetensors"]
         ([*MISTRAL, SINGLE], [], [SINGLE]),
         ([*MISTRAL, *PARTS], PARTS, PARTS),
         ([*MISTRAL, *PARTS, SINGLE], PARTS, PARTS),
-        ([SINGLE], PARTS, [SINGLE]),  # the index is of another upload
-        ([SINGLE, PARTS[0]], PARTS, PARTS),  # a download that was cut: what is missing is told
+        ([SINGLE], PARTS, [SINGLE]),  # the index belongs to another upload
+        ([SINGLE, PARTS[0]], PARTS, PARTS),  # the download was cut: the error names what is missing
         ([SINGLE], [SINGLE], [SINGLE]),
         (["other.safetensors", "onnx/x.safetensors"], [], ["other.safetensors"]),
         (["README.md"], [], []),
@@ -101,7 +101,7 @@ LORA = {"base_model_name_or_path": "some/base", "peft_type": "LORA"}
     ("files", "said"),
     [
         ({"config.json": {"model_type": "qwen3_5"}}, "model_type is 'qwen3_5'"),
-        ({"config.json": {"rope_scaling": {"type": "dynamic", "factor": 2.0}}}, "dynamic"),
+        ({"config.json": {"rope_scaling": {"type": "wobbly", "factor": 2.0}}}, "wobbly"),
         ({"config.json": {"hidden_act": "relu"}}, 'hidden_act is "relu"'),
         ({"config.json": {"attention_bias": 7}}, "attention_bias"),
         ({"config.json": {"quantization_config": BITNET}}, 'quantized by "bitnet"'),
@@ -111,7 +111,9 @@ LORA = {"base_model_name_or_path": "some/base", "peft_type": "LORA"}
         ({"chat_template.jinja": "{% for"}, "chat template cannot be read"),
         ({"tokenizer_config.json": {"chat_template": [1]}}, "chat_template is"),
         ({"adapter_config.json": LORA}, "a LoRA adapter of some/base"),
-        ({"adapter_config.json": LORA, "config.json": None}, "a LoRA adapter of some/base"),
+        ({"adapter_config.json": LORA, "config.json": None}, "the model of the adapter"),
+        ({"adapter_config.json": {**LORA, "use_dora": True}, "config.json": None}, "use_dora is true"),
+        ({"adapter_config.json": {"peft_type": "LORA"}, "config.json": None}, "names no model"),
     ],
 )
 def test_what_settings_say_is_refused_before_weights_are_fetched(

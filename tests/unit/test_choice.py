@@ -18,13 +18,13 @@ from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.build.weights.quantize import F32, dequantize
 from nearfar.build.weights.stream import Piece, WeightStream
 from nearfar.errors import BuildError
-from nearfar.kernels.quantized import QuantTensor
+from nearfar.kernels.quantized import GROUPS, Held, QuantTensor
 from tests.support.gguf_files import MIXED, mixed, type_of
 from tests.support.packed import read_back
 from tests.support.packed_formats import FORMATS, Made, compressed, gptq
 from tests.support.paths import ROOT
 
-MLX = target_of("mlx").groups
+MLX = target_of("mlx").held
 BECOMES = {"Q2_K": (4, 32), "Q3_K": (5, 32), "Q6_K": (8, 32)}
 """GGUF's types of groups of 16, and what they become where groups of 32 are the smallest."""
 
@@ -96,20 +96,40 @@ def test_what_is_made_anew_is_as_near_as_its_codes_allow(kind: str, tmp_path: Pa
         least = nearest(floats[name], bits, group)
         apart = floats[name].reshape(n, k // group, group)
         step = np.ptp(apart, axis=2) / (2**bits - 1)
-        rounded = 2.0**-11 * np.abs(apart).max(2)  # scale and offset are float16
+        rounded = 2.0**-11 * np.abs(apart).max(2)  # the scale and the offset are rounded to float16
         assert (by_group <= group * (step / 2 + rounded) ** 2).all()
         assert by_group.sum() < least.sum()
         steps = source.packed.affine(name.removesuffix(".weight"), 0, n).scales
-        assert errors.mean() <= 0.26**2 * (steps.astype(np.float64) ** 2).mean() / 12  # its own rounding
+        # the error is that of the rounding itself
+        assert errors.mean() <= 0.26**2 * (steps.astype(np.float64) ** 2).mean() / 12
     assert set(source.report.carried.values()) == {"requantized"}
 
 
-@pytest.mark.parametrize("kind", sorted(set(BLOCKS) - set(BECOMES)))
+@pytest.mark.parametrize(
+    ("kind", "becomes"), [("IQ1_M", "q8 in groups of 32"), ("IQ2_XS", "float16"), ("IQ2_S", "float16")]
+)
+def test_rare_types_in_groups_of_16_are_requantized_where_a_target_lacks_them(
+    kind: str, becomes: str, tmp_path: Path
+) -> None:
+    source = opened(mixed(tmp_path, kind)[0]).held_by("mlx", MLX)
+    assert {name for (was, name) in source.report.anew if was == kind} == {becomes}
+
+
+RARE = ("IQ1_M", "IQ2_XS", "IQ2_S")
+
+
+@pytest.mark.parametrize("kind", sorted(set(BLOCKS) - set(BECOMES) - set(RARE)))
 def test_what_a_target_holds_is_carried_over(kind: str, tmp_path: Path) -> None:
     source = opened(mixed(tmp_path, kind)[0])
     for target in target_names():
-        assert source.held_by(target, target_of(target).groups) is source
-    assert not source.report.anew
+        held = target_of(target).held
+        found = source.held_by(target, held)
+        assert all(map(held.holds, found.matrices.values()))
+        assert (found.keeps, found.report.anew) == (source.keeps, {})
+        assert {(m.bits, m.group) for m in found.matrices.values()} == {
+            (BLOCKS[kind].bits, min(BLOCKS[kind].group, max(GROUPS)))
+        }
+        assert {m.scales for m in source.matrices.values()} == {BLOCKS[kind].scales}
     assert source.keeps == set(source.packed.tensors if source.packed else ())
 
 
@@ -119,7 +139,7 @@ def test_of_tensors_that_are_stored_alike_each_keeps_what_it_can(kind: str, tmp_
     file, floats = mixed(tmp_path, kind)
     base = opened(file)
     source = base.held_by("mlx", MLX)
-    found, exact = written(source), written(base)
+    found, exact = written(source), written(base.held_by("onnx", Held.pairs()))
     anew = {name for name in floats if type_of(kind, name) in BECOMES}
     beside = {n for n in floats if "q_proj" in n or "v_proj" in n} if kind == "partly floats" else set()
     assert source.packed is not None
@@ -139,9 +159,9 @@ def test_no_format_is_refused_by_a_target(name: str, tmp_path: Path) -> None:
     root = made.write(tmp_path / "model")
     base = opened(root)
     for target in target_names():
-        groups = target_of(target).groups
-        source = base.held_by(target, groups)
-        assert {m.group for m in source.matrices.values() if m.quantized} <= set(groups), target
+        held = target_of(target).held
+        source = base.held_by(target, held)
+        assert all(map(held.holds, source.matrices.values())), target
         if source is base:
             continue
         (((was, becomes), count),) = source.report.anew.items()

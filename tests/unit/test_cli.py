@@ -29,7 +29,7 @@ finally:
 
 
 def test_the_list_names_every_command_and_imports_none_of_them() -> None:
-    # Nothing that widens, narrows or colours the list.
+    # The environment has no variable that widens, narrows or colours the list.
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ} | {
         "COLUMNS": "120"
     }
@@ -111,7 +111,7 @@ def test_help_fits_a_narrow_terminal(command: tuple[str, ...]) -> None:
     assert {"--help", *WHOLE.get(command[0], ())} <= names
     texts = [line for line in lines if line.startswith("        ")]
     assert max(map(len, lines)) <= 80
-    assert max(map(len, texts)) > 50  # they had 18 columns
+    assert max(map(len, texts)) > 50  # before, the texts had 18 columns
 
 
 WHOLE = {

@@ -16,10 +16,10 @@ CASES: tuple[tuple[list[str], str], ...] = (
     (["serve", "m", "--port", "99999"], "it must be at most 65535, not '99999'"),
     (["web", "m", "--port", "-1"], "it must be at least 0, not '-1'"),
     (["keys", "{there}/no/k.toml", "bob"], "the keys file {there}/no/k.toml cannot be written"),
-    (["top", "nonsense", "--once"], "nonsense is no address of a server: give http://"),
+    (["top", "nonsense", "--once"], "nonsense is not the address of a server: give http://"),
     (["build", "{there}/built", "-o", "{there}/x"], "{there}/built is what nearfar build wrote"),
     (["build", "{there}", "-o", "{there}/x"], "{there} is what nearfar build wrote"),
-    (["run", "{there}/built", "hi"], "manifest.json is no manifest (it names no target)"),
+    (["run", "{there}/built", "hi"], "manifest.json is not a manifest (it names no target)"),
 )
 
 

@@ -56,11 +56,11 @@ def test_what_was_made_last_is_rested_on_though_it_is_closed_at_once() -> None:
     )
     (first,) = compiler.begin([kernel("a")])
     while not first.running():
-        pass  # what has not begun is cancelled
+        pass  # a kernel that has not begun is cancelled
     closing = threading.Thread(target=compiler.close)
     closing.start()
     while not compiler.begin([kernel("b")])[0].cancelled():
-        pass  # not closed yet
+        pass  # the compiler is not closed yet
     gate.set()
     closing.join(PATIENCE)
     assert first.result(0)
@@ -177,7 +177,7 @@ async def test_answers_wait_for_their_kernels_and_it_is_told_how_far_they_are() 
     calm = tiny.core()
     expected = await asyncio.gather(*(collect(calm, *request) for request in MIXED))
     await calm.close()
-    looked = threading.Semaphore(0)  # a kernel takes until somebody has been told of it
+    looked = threading.Semaphore(0)  # compiling a kernel takes until its progress has been told
     core = engine(lambda: Compiled(lambda _, __: looked.acquire(timeout=PATIENCE)))
     told: list[tuple[int, int]] = []
 

@@ -311,7 +311,7 @@ def test_configs_of_the_hub_are_taken(config: dict) -> None:
     reading = read_model(config)
     check_unread(reading.config, reading.model_type)
     assert len(reading.model.step.caches) == config["num_hidden_layers"]
-    # And as transformers 5 writes it again.
+    # transformers 5 writes the same config in another form.
     ours = transformers.AutoConfig.for_model(
         config["model_type"], **{k: v for k, v in config.items() if k != "model_type"}
     )

@@ -31,7 +31,7 @@ def test_features_that_cannot_be_told_are_none(tmp_path: Path) -> None:
     ("arch", "present", "unit"),
     [
         ("x86_64", {38, 39, 40}, "avx2"),
-        ("x86_64", {38, 39, 40, 41}, "avx2"),  # of AVX-512 Windows tells the foundation only
+        ("x86_64", {38, 39, 40, 41}, "avx2"),  # Windows reports only the foundation of AVX-512
         ("aarch64", {19}, "neon"),
         ("aarch64", {19, 43}, "dotprod"),
         ("aarch64", {19, 43, 66, 67}, "i8mm"),

@@ -37,6 +37,7 @@ CODE: dict[str, tuple[str, ...]] = {
     "edge_runtime/executors/vulkan": ("vulkan",),
     "edge_runtime/grammars/compiler.py": ("grammars",),
     "remote": ("routing", "front"),
+    "remote/transport.py": ("front",),
     "routing": ("routing",),
     "fallback_server": ("front",),
     "fallback_server/torch_engine": ("server",),

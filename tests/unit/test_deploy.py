@@ -17,7 +17,9 @@ import typer.main
 
 from nearfar.cli.serve import serve
 from nearfar.fallback_server.backend import BackendStats
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.metrics import Metrics
+from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.serve import ServeOptions
 from tests.support.servers import RunningServer, tiny_engine
 
@@ -31,7 +33,8 @@ ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 
 def exported() -> dict[str, set[str]]:
     """Names of all series that the server exports, with their labels."""
-    metrics = Metrics(lambda: ["m"], lambda: BackendStats(*([0] * 10)))
+    metrics = Metrics(lambda: ["m"], lambda: BackendStats(*([0] * 10), memory=1), {"m": Price(1, 1, 1)})
+    metrics.of("m").used("k", TokenUsage(1), {"queue": 1.0})
     metrics.of("m").finished("stop")
     metrics.of("m").outcome("ok")
     found: dict[str, set[str]] = {}
@@ -155,7 +158,7 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     front = (CHART / "templates" / "front.yaml").read_text(encoding="utf-8")
     given = {word for word in command if word.startswith("--")} | set(re.findall(r"- (--[\w-]+)", front))
     assert given <= options_of_serve()
-    assert "- --fronts={{ .Values.replicas }}" in front  # as many as share the keys
+    assert "- --fronts={{ .Values.replicas }}" in front  # the number of fronts that share the keys
     assert "- --limits-store={{ . }}" in front
     variable = next(
         parameter.envvar

@@ -106,7 +106,7 @@ def test_a_feature_that_depends_on_options_is_absent_without_them():
 
 
 def test_the_model_is_small_and_of_its_own_lexicon():
-    assert MODEL.stat().st_size < 20_000  # the router's page pays for every byte; the issue allows 500 KB
+    assert MODEL.stat().st_size < 20_000  # the router's page pays for every byte
     assert json.loads(MODEL.read_text(encoding="utf-8"))["categories"] == CATEGORIES
 
 
@@ -139,7 +139,7 @@ def test_a_model_that_is_none_is_refused(tmp_path, change, message):
     file.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(NearfarError, match=message):
         Difficulty.load(file)
-    with pytest.raises(NearfarError, match="no difficulty model"):
+    with pytest.raises(NearfarError, match="not a difficulty model"):
         Difficulty.load(tmp_path / "absent.json")
 
 

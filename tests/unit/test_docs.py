@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 
 PAGES = [pytest.param(page, id=page.name) for page in docs.pages()]
 OF_FILES = re.compile(r"[\w.*<>{},/-]+\.(?:py|ts|tsx|mjs|sh|md)|[\w.*<>{},-]+/(?:[\w.*<>{},/-]*/)?")
-NOT_OURS = ("Libraries/",)  # mlx-swift-lm's
+NOT_OURS = ("Libraries/",)  # a folder of mlx-swift-lm
 # Options and names of other people's programs that pages speak of.
 FOREIGN_OPTIONS = {
     *("--enable-unsafe-webgpu", "--use-webgpu-adapter", "--no-sandbox", "--unstable-webgpu", "--allow-env"),
@@ -31,6 +31,7 @@ FOREIGN_OPTIONS = {
         "--allow-read",
         "--allow-sys",
         "--set",
+        "--scheduling-policy",
         "--require-hashes",
         "--gpus",
         "--help",
@@ -90,7 +91,7 @@ def commands(page: docs.Page) -> Iterator[list[str]]:
         line for text in page.fences("sh", "bash", "") for line in text.replace("\\\n", " ").splitlines()
     ]
     for line in [*lines, *page.spans()]:
-        # "MODEL|URL…" and "[--bits 4.5|--fit 700MB]" of a synopsis are words apart.
+        # "MODEL|URL…" and "[--bits 4.5|--fit 700MB]" of a synopsis are separate words.
         plain = re.sub(r"\s#.*$|[|\[\]]", " ", line)
         found = re.match(
             r"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*/bin/|docker run .* )?nearfar (?=[a-z-])(.*)", plain
@@ -100,7 +101,7 @@ def commands(page: docs.Page) -> Iterator[list[str]]:
             lexer.whitespace_split, lexer.quotes = True, "\"'"
             try:
                 words = list(lexer)
-            except ValueError:  # an apostrophe in prose
+            except ValueError:  # the line is prose with an apostrophe
                 words = found[1].split()
             ends = next((at for at, word in enumerate(words) if set(word) <= set("&;>")), len(words))
             yield words[:ends]

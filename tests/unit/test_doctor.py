@@ -42,10 +42,10 @@ def test_it_tells_what_there_is_and_that_artifacts_run(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_written_to_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = asked(NEARFAR_HOME=str(tmp_path / "file"))
-    assert done.returncode == 0  # an artifact that lies elsewhere runs
+    assert done.returncode == 0  # an artifact outside of the store runs
     assert "Artifacts can be run here, but no models built and kept by their names: see above." in done.stdout
     assert "cannot be written to" in done.stdout
-    assert "let NEARFAR_HOME name a folder" in done.stdout
+    assert "set NEARFAR_HOME to a folder" in done.stdout
 
 
 def test_what_an_extra_lacks_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

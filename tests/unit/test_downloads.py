@@ -77,14 +77,14 @@ def test_what_is_longer_than_the_file_is_fetched_anew(receiver: Receiver, tmp_pa
     part = tmp_path / "part"
     part.write_bytes(WHOLE + WHOLE)
     assert receive(receiver, part, Reply(200, "", "", 10, iter([WHOLE]))) == [0]
-    part.write_bytes(WHOLE[:8])  # of a host whose file is shorter now, as only its answer tells
+    part.write_bytes(WHOLE[:8])  # the host's file is shorter now, which only its response tells
     short = Reply(200, "", "", 5, iter([WHOLE[:5]]))
     assert receive(receiver, part, Reply(416, "Range Not Satisfiable"), short, size=None) == [8, 0]
     assert part.read_bytes() == WHOLE[:5]
 
 
 def test_more_than_a_file_may_have_is_refused(receiver: Receiver, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="some file has more than the 10 bytes that it may have"):
+    with pytest.raises(StoreError, match="some file has more than the 10 bytes that are allowed"):
         receive(receiver, tmp_path / "part", Reply(200, "", "", None, iter([WHOLE, b"x"])), size=None)
 
 
@@ -99,9 +99,7 @@ def test_a_full_disk_is_told_with_what_to_do(receiver: Receiver, tmp_path: Path)
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(
-        StoreError, match=r"cannot be written: No space left on device\. .*let SOME_HOME name"
-    ):
+    with pytest.raises(StoreError, match=r"cannot be written: No space left on device\. .*set SOME_HOME to"):
         receiver.persist(full, tmp_path, (OSError,))
 
 

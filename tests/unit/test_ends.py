@@ -38,11 +38,13 @@ def test_a_built_model_ends_its_turn(form: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = "answers end at <|end|>, too" in done.stderr
     assert told == (config != {})
-    prompt = "<|assistant|>"  # raw, since not all of them have a template that begins an answer
+    # the prompt is raw, because not all models have a template that begins an answer
+    prompt = "<|assistant|>"
     done = nearfar("run", out, prompt, "--raw", "--json", "--temperature", 0, "--max-tokens", 16)
     (choice,) = json.loads(done.stdout)["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Hi!", "stop")
-    assert END in json.loads((out / "mlx" / "config.json").read_text())["eos_token_id"]  # as mlx-lm reads it
+    # the end tokens as mlx-lm reads them
+    assert END in json.loads((out / "mlx" / "config.json").read_text())["eos_token_id"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -62,7 +64,8 @@ def test_a_served_checkpoint_ends_its_turn(form: str, tmp_path: Path) -> None:
         ("{% for m in messages %}{{ m['content'] }}<|end|><|bos|>{% endfor %}", (END,)),
         ("{% for m in messages %}<|end|>{{ m['content'] }}{% endfor %}", ()),
         ("{% for m in messages %}{{ m['content'] }}, <|end|>{% endfor %}", ()),
-        ("{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}", (261,)),  # is no special token
+        # this end is no special token
+        ("{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}", (261,)),
         ("{{ raise_exception('no') }}<|end|>", ()),
         ("{{ messages[0]['content'] }}<|end|>", ()),
         (None, ()),

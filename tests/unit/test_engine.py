@@ -60,7 +60,7 @@ async def test_a_mixed_batch_gives_what_each_gives_alone(pipelined: bool) -> Non
     expected = [await alone(tokens, params) for tokens, params in MIXED]
     core = tiny.core(pipelined=pipelined)
     assert await asyncio.gather(*(collect(core, *request) for request in MIXED)) == expected
-    assert core.executor.steps.count(1) < 8  # they did share steps
+    assert core.executor.steps.count(1) < 8  # the requests shared steps
     assert core.scheduler.table.sequences == {}
     await core.close()
     assert core.executor.closed

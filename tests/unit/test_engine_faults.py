@@ -168,7 +168,7 @@ async def test_a_fault_while_the_device_is_opened_again_fails_the_request_and_th
     core = engine(faults)
     await answers(core)
     assert faults.happened
-    faults.at = len(faults.calls)  # the first write of the device opened anew
+    faults.at = len(faults.calls)  # the fault is in the first write of the reopened device
     failed = await answers(core)
     assert all(isinstance(outcome, DeviceError) for outcome in failed)
     assert await answers(core) == expected
@@ -260,7 +260,7 @@ class Blocking(Even):
 async def test_a_slow_mask_does_not_hold_the_event_loop(pipelined: bool) -> None:
     core, slow = engine(Faults(None), pipelined=pipelined), Blocking()
     reading = asyncio.create_task(_tokens(core, slow))
-    # Another coroutine: it goes on while the mask is being made, and only it can end that.
+    # This coroutine runs while the mask is being made, and only this coroutine ends that.
     await asyncio.wait_for(asyncio.to_thread(slow.asked.wait), 20)
     slow.released.set()
     assert len(await reading) == 3

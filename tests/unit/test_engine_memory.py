@@ -71,7 +71,7 @@ async def test_no_answer_changes_where_large_steps_have_no_memory(
     assert len(told) == [256, 64, 16, 4, 1].index(rows), "once for each size that is given up"
     assert f"steps of at most {rows} rows" in told[-1]
     assert "--kv-memory" in told[-1]
-    # For the rest of its life: nothing larger is tried again.
+    # For the rest of the engine's life no larger step is tried again.
     epoch = core.epoch
     caplog.clear()
     assert await mixed(core) == expected

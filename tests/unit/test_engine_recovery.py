@@ -94,7 +94,7 @@ async def test_requests_go_on_after_the_device_was_lost(lives: list[int], pipeli
     core = engine(lives, pipelined)
     assert await asyncio.gather(*(collect(core, *request) for request in MIXED)) == expected
     assert core.epoch == len(lives)
-    # The prefix index starts anew with the device: what it finds now was computed there.
+    # The prefix index starts anew with the device, so what it finds now was computed there.
     assert await collect(core, *MIXED[2]) == expected[2]
     assert core.scheduler.table.sequences == {}
     assert core.scheduler.table.available == PAGES
@@ -143,7 +143,8 @@ async def test_a_snapshot_that_the_loss_runs_through_is_an_error_and_leaves_noth
 
     core = engine([])
     loading = asyncio.create_task(restore(core, tokens, content))
-    while not core.scheduler.table.allocators[0].refs[0]:  # pages are held: they are being written
+    # the test waits until pages are held, because they are being written
+    while not core.scheduler.table.allocators[0].refs[0]:
         await asyncio.sleep(0)
     core._end_epoch()
     with pytest.raises(DeviceLost, match="load it again"):

@@ -40,7 +40,8 @@ FAMILIES = {
 def make(signs: str = "", *, reasoning: bool = True) -> AsyncEngine:
     """An engine whose model's answers have the format that `signs` show."""
     form = shown_format(signs)
-    form = form if reasoning else replace(form, reasoning=None)  # random weights would never end theirs
+    # without reasoning, because random weights would never end it
+    form = form if reasoning else replace(form, reasoning=None)
     config = {"bos_token": "<|bos|>", "eos_token": "<|end|>"}
     wide = {**tiny.CONFIG, "max_position_embeddings": 2048}
     codec = TextCodec(tiny.tokenizer(), config, tiny.TEMPLATE, 256, form)

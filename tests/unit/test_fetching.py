@@ -62,7 +62,8 @@ def shard_of(folder: Path) -> str:
 
 def test_all_files_come_and_are_checked(host: Hub, made: Path, tmp_path: Path) -> None:
     target = target_of(made)
-    for given in (address(host, target), address(host)):  # itself, and below what a build wrote
+    # the address of the artifact itself, and of the folder above it that a build wrote
+    for given in (address(host, target), address(host)):
         place = fetch(given, tmp_path / "in", (target,), told)
         assert place == tmp_path / "in" / target
         Artifact.open(place).verify()
@@ -118,7 +119,9 @@ def test_a_file_that_is_not_what_the_manifest_says_is_refused(host: Hub, made: P
     file = made / target / shard_of(made / target)
     content = file.read_bytes()
     file.write_bytes(bytes(len(content)))
-    with pytest.raises(ArtifactError, match=rf"{file.name} is corrupt: SHA-256 .*another file than its"):
+    with pytest.raises(
+        ArtifactError, match=rf"{file.name} is corrupt: SHA-256 .*does not match its manifest"
+    ):
         fetch(address(host, target), tmp_path / "in", (target,), told)
     file.write_bytes(content + b"more")
     with pytest.raises(StoreError, match=rf"has more than the {len(content):,} bytes"):
@@ -165,10 +168,10 @@ def test_what_is_none_for_this_machine_says_so(host: Hub, made: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("https://", "is no address"),
-        ("https://a b/", "is no address"),
-        ("https://host:port/", "is no address"),
-        ("https://me:secret@host/", "has a name or a password"),
+        ("https://", "is not an address"),
+        ("https://a b/", "is not an address"),
+        ("https://host:port/", "is not an address"),
+        ("https://me:secret@host/", "contains a name or a password"),
         ("https://host/x?token=1", "a \\?query"),
         ("https://host/x#y", "a \\?query or a #fragment"),
     ],

@@ -82,9 +82,9 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "nothing": ({}, "an empty folder"),
     "adapter": (
         {"adapter_config.json": json.dumps({"base_model_name_or_path": "meta/base"}), "tokenizer.json": "{}"},
-        "a LoRA adapter of meta/base: put it into its model with peft",
+        "a LoRA adapter of meta/base: nearfar build MODEL --adapter FOLDER merges it",
     ),
-    "adapter of nothing": ({"adapter_config.json": "["}, "a LoRA adapter: put it into"),
+    "adapter of nothing": ({"adapter_config.json": "["}, "a LoRA adapter: nearfar build MODEL --adapter"),
     "pictures": ({"model_index.json": "{}", "unet/config.json": "{}"}, "a diffusers pipeline"),
     "published": ({"params.json": "{}", "consolidated.00.pth": ""}, "as Meta and Mistral publish them"),
     "exported": ({"onnx/model.onnx": ""}, "an ONNX graph"),

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.gguf.header import read_header
 from nearfar.build.weights.gguf.tokenizer import read_tokenizer
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
+from nearfar.build.weights.packed.gguf_grids import TABLES
 from nearfar.errors import CheckpointError
+from scripts.freeze_grids import frozen
 from tests.shared_data import shared_data
 from tests.support import gguf_files
 
@@ -25,6 +29,18 @@ def test_blocks_are_what_the_gguf_package_makes_of_them(kind: str) -> None:
     assert int(found.codes.max()) < 2 ** BLOCKS[kind].bits
     assert found.scales.shape[1] == 512 // BLOCKS[kind].group
     np.testing.assert_allclose(found.weights(), gguf_files.floats(rows, kind), rtol=1e-6, atol=1e-8)
+
+
+def test_the_frozen_grids_are_those_of_the_gguf_package() -> None:
+    assert json.loads(TABLES.read_text(encoding="utf-8")) == frozen()
+
+
+def test_types_that_grow_are_told(tmp_path: Path) -> None:
+    file, _ = gguf_files.mixed(tmp_path, "IQ2_XXS")
+    (note,) = open_source(BuildOptions(str(file), tmp_path / "out")).notes
+    assert note.startswith("weights of IQ2_XXS (8 bits, 4.4 times) are kept exactly")
+    assert "--requantize q4" in note
+    assert open_source(BuildOptions(str(file), tmp_path / "out", requantize="q4")).notes == ()
 
 
 def test_mxfp4_is_as_its_paper_has_it() -> None:
@@ -123,14 +139,15 @@ def like_gemma() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(data))
 
 
-def test_the_tokenizer_of_gemma_comes_back_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["gemma3", "gemma4"])
+def test_the_tokenizer_of_gemma_comes_back_as_it_was(architecture: str, tmp_path: Path) -> None:
     expected = like_gemma()
 
     def vocabulary(writer: gguf.GGUFWriter, data: dict) -> None:
-        gguf_files.sentencepiece(writer, data)
+        gguf_files.sentencepiece(writer, data, architecture == "gemma4")
         writer.add_add_space_prefix(False)
 
-    found = tokenizer_of(tmp_path, json.loads(expected.to_str()), "gemma3", vocabulary=vocabulary)
+    found = tokenizer_of(tmp_path, json.loads(expected.to_str()), architecture, vocabulary=vocabulary)
     for text in [*texts(), "<start_of_turn>user\nhi there<end_of_turn>\n"]:
         ids = expected.encode(text).ids
         assert found.encode(text).ids == ids, text

@@ -31,7 +31,7 @@ SMALL = 64 * 256
 @pytest.mark.parametrize(
     ("matrix", "count"),
     [
-        (Matrix(128_256, 2048, 4, 64), 1),  # 131.3 MB, just under
+        (Matrix(128_256, 2048, 4, 64), 1),  # 131.3 MB, just under the limit
         (Matrix(151_936, 2560, 4, 64), 2),
         (Matrix(151_936, 5120, 8, 64), 6),
         (Matrix(256_128, 2304, 16), 9),

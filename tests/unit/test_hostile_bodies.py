@@ -72,7 +72,7 @@ def _walk(root: Any, schema: Any, name: str, wrap: Wrap, seen: frozenset[str]) -
             yield from _walk(
                 root, inner, f"{name}.{key}", lambda value, k=key, b=base: wrap({**b, k: value}), seen
             )
-    if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:  # anything may stand here
+    if not schema.keys() & {"type", "anyOf", "oneOf", "enum", "const"}:  # the schema allows any value
         yield f"{name}[]", wrap
         yield f"{name}{{}}", wrap
 
@@ -145,7 +145,7 @@ def test_a_heap_of_wrong_types_is_refused_at_once(process: tuple[str, psutil.Pro
     refuses_heaps("/v1/chat/completions", *process)
 
 
-@in_turns("path")  # what reads a body is the same for all paths
+@in_turns("path")  # the same code reads the bodies of all paths, so one path a run is enough
 @pytest.mark.parametrize("path", [path for path in MODELS if path != "/v1/chat/completions"])
 def test_a_heap_at_another_path_is_refused_at_once(path: str, process: tuple[str, psutil.Process]) -> None:
     refuses_heaps(path, *process)
@@ -163,7 +163,8 @@ def refuses_heaps(path: str, address: str, server: psutil.Process) -> None:
                 )
                 seconds = time.monotonic() - start
             if (
-                response.status_code not in (400, 200)  # what says nothing of the answer may be anything
+                # a field without effect on the answer may have any value
+                response.status_code not in (400, 200)
                 or seconds > SECONDS
                 or watch.megabytes > MEGABYTES
                 or len(response.content) > 4096

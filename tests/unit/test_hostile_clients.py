@@ -77,7 +77,8 @@ def closed_after(connection: socket.socket) -> float:
     return time.monotonic() - start
 
 
-@in_turns("rig")  # what reads requests is the same whatever computes, and waits for seconds
+# the same code reads requests for all engines, and the test waits for seconds, so one engine a run is enough
+@in_turns("rig")
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [
@@ -112,7 +113,7 @@ async def test_a_client_that_vanishes(rig: Rig) -> None:
             connection = connect(rig.server)
             connection.sendall(post(completion(max_tokens=900, stream=True, logit_bias={"257": -100})))
             await asyncio.to_thread(connection.recv, 100)
-            # A reset, not a polite end.
+            # Closing the socket sends a reset, not a polite end.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
 

@@ -58,10 +58,10 @@ def test_without_a_network_a_name_of_the_hub_fails_at_once(arguments: list[str],
     assert done.returncode == 1, told
     assert f"{HOST} cannot be reached from here (its name is not found)" in told
     assert "nearfar list" in told
-    assert "Building" not in told  # nothing was begun
+    assert "Building" not in told  # no build has begun
     assert "what has arrived" not in told
     assert "Errno" not in told
-    assert time.monotonic() - begun < 10  # the client itself tried for 31 s on a quiet machine
+    assert time.monotonic() - begun < 10  # the hub's client itself tried for 31 s on a quiet machine
 
 
 def test_without_a_network_an_address_of_artifacts_fails_at_once(tmp_path: Path) -> None:

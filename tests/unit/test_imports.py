@@ -162,9 +162,9 @@ def test_what_cannot_be_built_is_refused_by_its_config_alone(
             message, modules = told.splitlines()
             assert message.startswith(f"{source}: config.json: ")
             assert said in message
-            assert "nearfar serve tries others through transformers" in message
+            assert "nearfar serve tries it through transformers" in message
             assert int(modules) < MODULES
-            if source == "someone/strange":  # by name, as run, chat, web and pull take it
+            if source == "someone/strange":  # the name as run, chat, web and pull take it
                 run("tvm,transformers,torch,tokenizers", REFUSED, "pull", source, **env)
         assert {line.split()[1].split("/")[-1] for line in at.asked if "resolve" in line} == {"config.json"}
     assert not (tmp_path / "out").exists()

@@ -81,7 +81,7 @@ def test_every_launch_has_the_figures_of_its_kernel(built: Path) -> None:
         assert (launch["weight_reads"] is not None) == reads_a_matrix
     decode = [each for each in report["launches"] if each["kernel"].startswith("linear_m1_")]
     assert decode
-    for each in decode:  # columns beyond the last are the last, loaded once more
+    for each in decode:  # columns beyond the last one load the last one once more
         assert each["weight_reads"] == pytest.approx(1, abs=0.05)
 
 

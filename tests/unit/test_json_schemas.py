@@ -72,7 +72,7 @@ def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Mat
     for group in groups:
         grammar = Grammar("json_schema", json.dumps(group["schema"]))
         told = _refusal(served, grammar)
-        # Both take it, or both refuse it, and in our words.
+        # Both readers accept the schema, or both reject it, with nearfar's own message.
         assert _refusal(grammars._compile, grammar) == told, group["schema"]
         if told:
             assert "the JSON schema cannot be enforced at #" in told

@@ -51,5 +51,5 @@ def test_what_zig_of_another_version_made_is_given_up_after_a_month(tmp_path: Pa
     used = Path(environment["ZIG_GLOBAL_CACHE_DIR"])
     assert {each.name for each in (tmp_path / "zig").iterdir()} == {"0.2", used.name}
     os.utime(used, (1000, 1000))
-    use_kept(environment, now=1000 + UNUSED)  # this version's is used now
+    use_kept(environment, now=1000 + UNUSED)  # this version's folder is used now
     assert used.is_dir()

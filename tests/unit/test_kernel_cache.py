@@ -68,7 +68,7 @@ def test_what_was_used_longest_ago_is_given_up(tmp_path: Path) -> None:
         cache.put(key, program("first", os.urandom(5000)))
         (file,) = tmp_path.glob(f"{key}*")
         os.utime(file, (1000 + age, 1000 + age))
-    assert cache.get(KEYS[0]) is not None  # used now
+    assert cache.get(KEYS[0]) is not None  # the entry is used now
     abandoned = tmp_path / "half-written"
     abandoned.write_bytes(b"x")
     os.utime(abandoned, (1000, 1000))
@@ -121,7 +121,8 @@ def test_whatever_differs_has_another_fingerprint() -> None:
 
 def test_what_has_no_content_to_tell_has_no_fingerprint() -> None:
     held = 1
-    for value in (object(), lambda: held, len, program):  # a function of the tests
+    # values that no key can contain, among them a function of the tests
+    for value in (object(), lambda: held, len, program):
         with pytest.raises(TypeError):
             fingerprint(value)
 

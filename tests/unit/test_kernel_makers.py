@@ -70,7 +70,7 @@ def planned(name: str) -> PlannedTarget:
 
 def variant(name: str) -> Variant:
     options = BuildOptions(str(SAMPLE), Path("out"), cpu_features=("baseline",))
-    return planned(name).variants(options)[-1]  # of a GPU target: for the software class
+    return planned(name).variants(options)[-1]  # a GPU target's program for the software class
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +184,12 @@ def package(root: Path, **changed: str) -> Path:
     ("file", "text", "another"),
     [
         ("kernels/codegen.py", "import nearfar.missing\n", True),
-        ("kernels/__init__.py", "A = 1\n", True),  # is run by the import
+        ("kernels/__init__.py", "A = 1\n", True),  # the import runs this code
         ("kernels/runtime/pool.c", "int pool; // another\n", True),
-        ("words.py", "KNOWN = 2\n", True),  # imported by a function
+        ("words.py", "KNOWN = 2\n", True),  # a function imports this file
         ("words.py", "KNOWN = 1.0\n", True),
         ("words.py", '"""More words.\n\nOf machines.\n"""\n\nKNOWN = (1)  # a comment\n', False),
-        ("types.py", "A = 1\n", False),  # imported for types alone
+        ("types.py", "A = 1\n", False),  # the file is imported for types alone
         ("kernels/left.py", "A = 1\n", False),
         ("other/pool.c", "int another;\n", False),
     ],

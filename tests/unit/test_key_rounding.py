@@ -31,7 +31,7 @@ def seen(rng: np.random.Generator) -> tuple[_Seen, np.ndarray, np.ndarray]:
 
 def test_a_constant_is_the_middle_of_nearly_all_keys() -> None:
     found, keys, _ = seen(np.random.default_rng(0))
-    found.keys[0][0] = 1e4  # one that is like no other
+    found.keys[0][0] = 1e4  # one key that is unlike all others
     low, high = np.quantile(np.concatenate([found.keys[0][:, 0], keys[500:]]), [0.001, 0.999], axis=0)
     center, _ = found.rounding()
     np.testing.assert_allclose(center[0], (low + high) / 2, rtol=1e-3)

@@ -13,14 +13,16 @@ from unittest import mock
 
 import pytest
 
+from nearfar.build.first_look import first_look
 from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header
 from nearfar.errors import CheckpointError
 from nearfar.fallback_server.engines import opening
-from nearfar.fallback_server.torch_engine.known import causal_types, encoder_decoder_types
 from nearfar.fallback_server.torch_engine.options import require_checkpoint
+from nearfar.step.causal import causal_types, encoder_decoder_types, not_causal, others_for
 from nearfar.step.kinds import ENCODER_DECODERS, ENCODERS, TEXT_ALONE, torch_refuses, writes_no_text
 from nearfar.step.models import architectures, check_known
+from tests.support import tiny
 from tests.support.commands import nearfar
 
 MINILM = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 384}
@@ -41,14 +43,14 @@ def test_an_encoder_is_refused_before_it_is_loaded(command: str, tmp_path: Path)
     model = checkpoint(tmp_path / "all-MiniLM-L6-v2")
     more = {"run": ["hello"], "build": ["-o", tmp_path / "out"]}.get(command, ["--port", 0])
     words = command.split()
-    barred = dict.fromkeys(("transformers", "tvm"))  # None in sys.modules: cannot be imported
+    barred = dict.fromkeys(("transformers", "tvm"))  # a module that is None in sys.modules cannot be imported
     with mock.patch.dict(sys.modules, barred), mock.patch("nearfar.cli.serve.run") as served:
         done = nearfar(words[0], model, *words[1:], *more, NEARFAR_HOME=str(tmp_path / "home"))
     said = " ".join(done.stderr.split())
     assert (done.returncode, served.called) == (1, False)
     assert said.startswith(f"error: {model}: config.json: model_type is 'bert', an encoder")
     assert "--embeddings" in said
-    assert "nearfar serve tries others" not in said
+    assert "nearfar serve tries" not in said
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_what_pytorch_is_not_used_for(config: dict[str, Any], why: str | None, t
         return
     with pytest.raises(CheckpointError, match="leave --engine torch out"):
         require_checkpoint(model)
-    if config["model_type"] not in ("gemma2", "mistral3"):
+    if config["model_type"] not in ("gemma2", "mistral3", "qwen3_vl"):
         with pytest.raises(CheckpointError, match="nearfar serve does not answer with it either"):
             check_known(config)
 
@@ -201,6 +203,39 @@ def test_the_types_are_those_that_transformers_knows() -> None:
     with_decoder = set(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
     masked = set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES) - with_decoder
     assert masked - ENCODERS == set()
-    assert (with_decoder & causal) - ENCODER_DECODERS == {"moss_transcribe_diarize"}  # it hears
+    # this model type hears sound
+    assert (with_decoder & causal) - ENCODER_DECODERS == {"moss_transcribe_diarize"}
     assert not (ENCODERS | ENCODER_DECODERS) & set(architectures())
     assert causal >= TEXT_ALONE
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gpt_neox"}, "nearfar serve tries it through transformers"),
+        (
+            {"model_type": "zzz"},
+            "does not answer with it either, for the installed transformers knows no such",
+        ),
+        ({"model_type": "mamba2", "state_size": 128}, "does not answer with it either, for it has layers"),
+        ({"model_type": "qwen3_vl", "vision_config": {"depth": 1}}, "does not answer with it either"),
+    ],
+)
+def test_a_refusal_says_what_else_would_run_the_model(config: dict[str, Any], said: str) -> None:
+    """The server's own answer to the same config is the measure of the sentence."""
+    assert said in others_for(config)
+    answers = torch_refuses(config) is None and not_causal(config) is None
+    assert answers is others_for(config).startswith("nearfar serve tries it")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_act": "relu"}, "nearfar serve tries it through transformers"),
+        ({"hidden_act": "relu", "attn_logit_softcapping": 50.0}, "does not answer with it either"),
+    ],
+)
+def test_a_setting_that_is_refused_is_no_dead_end(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", {**tiny.CONFIG, **change})
+    with pytest.raises(CheckpointError, match=said):
+        first_look(str(model))

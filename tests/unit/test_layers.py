@@ -90,7 +90,7 @@ def a_circle(every: list[Path], root: Path) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        return list(reversed(error.args[1]))  # graphlib has what is imported before what imports it
+        return list(reversed(error.args[1]))  # graphlib lists a module before the modules that import it
     return []
 
 

@@ -115,7 +115,8 @@ def test_two_fronts_grant_a_key_its_whole_limit_once(house: House, store: RedisS
     told = b" ".join([*names, *(value for name in names for value in kept.hvals(name))])
     assert names
     assert not any(secret in told for secret in (b"alice", b"secret", hashed("alice-secret").encode()))
-    assert all(0 < kept.pttl(name) <= 120_000 for name in names)  # nothing stays of a key that is not used
+    # a key that is not used leaves nothing behind
+    assert all(0 < kept.pttl(name) <= 120_000 for name in names)
 
 
 def test_answers_that_one_front_gave_are_paid_for_at_the_other(house: House, store: RedisServer) -> None:
@@ -137,8 +138,8 @@ def test_answers_go_on_without_the_store(house: House, store: RedisServer) -> No
     assert set(statuses) == {200, 429}
     assert (
         REQUESTS <= statuses.count(200) <= REQUESTS + house.filled
-    )  # each front its part of a minute of its own
-    assert house.log().count("each server counts for itself") == 2  # one line a front
+    )  # each front has its own part of a minute
+    assert house.log().count("each server counts for itself") == 2  # each front writes one line
 
 
 # Without processes
@@ -165,7 +166,8 @@ async def test_the_store_counts_as_a_server_by_itself_does(store: RedisServer) -
         else:
             wait = await own.claim(account, amount)
             got = await shared.claim(account, amount)
-            passed = 2 * (time.monotonic() - began)  # what filled at 2 a minute is waited for at 1
+            # the store's bucket fills with time, and `own` has a clock that stands
+            passed = 2 * (time.monotonic() - began)
             assert (got > 0) == (wait > 0)
             assert wait - passed - 0.01 <= got <= wait + 0.01
     await shared.close()
@@ -180,6 +182,22 @@ async def test_claims_at_the_same_time_get_no_more_than_there_is(store: RedisSer
         await front.close()
 
 
+async def test_a_budget_for_a_day_is_counted_together_and_ends_at_midnight(store: RedisServer) -> None:
+    fronts = [await open_store(store.url, OwnCounts(2)) for _ in range(2)]
+    account = Account("alice", "day", 100)
+    assert [await fronts[at % 2].claim(account, 30) for at in range(3)] == [0, 0, 0]
+    wait = await fronts[0].claim(account, 30)
+    left = 86_400 - time.time() % 86_400
+    assert abs(wait - left) < 60
+    fronts[1].take(account, -30)
+    await fronts[1].settled()
+    assert await fronts[0].claim(account, 30) == 0
+    (name,) = client(store).keys("*:day")
+    assert 0 < client(store).pttl(name) <= (left + 60) * 1000
+    for front in fronts:
+        await front.close()
+
+
 async def test_a_store_that_was_started_again_is_connected_to_again(
     store: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,7 +206,7 @@ async def test_a_store_that_was_started_again_is_connected_to_again(
     waits = await asyncio.gather(*(shared.claim(account, 1) for _ in range(4)))
     store.kill()
     store.start()
-    waits += [await shared.claim(account, 1) for _ in range(6)]  # by itself, this front would grant one
+    waits += [await shared.claim(account, 1) for _ in range(6)]  # alone, this front would grant one request
     assert waits == [0] * 10
     assert not caplog.records
     await shared.close()
@@ -248,7 +266,7 @@ async def test_a_store_that_fails_is_left_alone_and_asked_again(
         shared.take(account, 1)
         await shared.settled()
         assert waits[:2] == [0, 0]
-        assert min(waits[2:]) > 0  # a front's part
+        assert min(waits[2:]) > 0  # without the store, the front grants only its own part
         assert script.calls == 1
         now[0] += PROBE_SECONDS
         assert await shared.claim(account, 1) >= 0

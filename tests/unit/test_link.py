@@ -35,7 +35,8 @@ pthread_self sched_yield getpid clock_gettime posix_memalign free memset memcpy 
 """
 LIBC = set(_LIBC.split())
 MATHEMATICS = {"expf", "logf", "powf", "cosf", "sinf"}
-HALVES = {"__extendhfsf2", "__truncsfhf2"}  # libSystem has them: libcompiler_rt.dylib is part of it
+# libSystem has these functions, because libcompiler_rt.dylib is part of it
+HALVES = {"__extendhfsf2", "__truncsfhf2"}
 ASKS = {
     "linux": LIBC | MATHEMATICS | {"__cxa_finalize", "__gmon_start__", "__tls_get_addr"},
     "android": LIBC | MATHEMATICS,

@@ -90,7 +90,7 @@ def test_a_whole_answer_with_many_alternatives_does_not_keep_a_word_out(tmp_path
     body = {"model": MODEL, "prompt": "a", "logit_bias": {"257": -100}}
     try:
         with httpx.Client(base_url=server.address, timeout=60) as http:
-            # Somebody's whole answers: they are over the bound together.
+            # Answers of other requests exceed the bound together.
             admission.tokens, admission.requests = 5000, 3
             assert http.post("/v1/completions", json={**body, "max_tokens": 2}).status_code == 200
             greedy = http.post("/v1/completions", json={**body, "max_tokens": 200, "logprobs": 20})

@@ -31,7 +31,8 @@ async def engine(tmp_path: Path) -> AsyncIterator[LocalEngine]:
     core = tiny_core(slots=4)
     core.manifest = replace(core.manifest, model=replace(core.manifest.model, task="embed"))
     core._builder._model = core.manifest.model
-    core.executor.buffers["embedding"] = core.executor.buffers["logits"]  # as wide a vector as any
+    # the vector has as many values as there are logits
+    core.executor.buffers["embedding"] = core.executor.buffers["logits"]
     backend = ArtifactBackend(core, max_waiting=8)
     made = LocalEngine(
         backend,
@@ -67,7 +68,7 @@ async def test_a_word_beside_a_list_of_texts_and_after_it_was_hung_up(engine: Lo
         await asyncio.sleep(0)
     before = core.steps
     await embed(engine, LIGHT, (8,))
-    # Those that run when the word comes are read first: four of 150 rows in steps of 256.
+    # Requests that run when the new one comes are read first: four of 150 rows in steps of 256.
     assert core.steps - before <= STEPS_BESIDE * alone + 2
     assert not attack.done()
     attack.cancel()

@@ -172,10 +172,10 @@ PRIVATE = "the treasure lies under the oak"
     [
         (reply("500 Wrong", {"error": {"message": f"cannot answer {PRIVATE!r}"}}), "status 500"),
         (reply("503 Busy", PRIVATE), "status 503"),
-        (STREAM + event({"error": {"message": PRIVATE, "type": PRIVATE}}), "it told an error"),
+        (STREAM + event({"error": {"message": PRIVATE, "type": PRIVATE}}), "it reported an error"),
         (STREAM + event({"error": {"message": PRIVATE, "code": 500}}), "status 500"),
-        (STREAM + event({"choices": PRIVATE}), "its answer has not the right shape"),
-        (STREAM + event([PRIVATE]), "its answer has not the right shape"),
+        (STREAM + event({"choices": PRIVATE}), "its answer does not have the right shape"),
+        (STREAM + event([PRIVATE]), "its answer does not have the right shape"),
         (b"HTTP/1.1 200 OK\r\n" + PRIVATE.encode() + b"\r\n\r\n", "the connection was cut"),
         (STREAM + said("x"), "the connection was cut"),
         (reply("502 Bad", "<html>" + PRIVATE), "a web page, so another kind of server is there"),
@@ -241,7 +241,7 @@ def test_vectors_are_read_and_written_beside_the_event_loop(fronts: Any) -> None
     ],
 )
 def test_what_is_no_vectors(body: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):  # of which ShapeError is one
+    with pytest.raises(ValueError, match=r"."):  # ShapeError is a ValueError
         read(body, 1)
 
 

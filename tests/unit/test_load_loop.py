@@ -193,7 +193,7 @@ def test_a_terminal_that_hangs_holds_up_no_request() -> None:
     handler.setFormatter(TextFormatter())
     token = request_id.set("r7")
     try:
-        for number in range(3):  # nobody reads
+        for number in range(3):  # no process reads the terminal
             handler.handle(logging.LogRecord("a", logging.INFO, "a.py", 1, "line %d", (number,), None))
     finally:
         request_id.reset(token)

@@ -119,7 +119,7 @@ async def test_a_prompt_of_many_steps_leaves_the_server_ready(monkeypatch: pytes
     assert not backend.stats().generated_tokens
     assert await backend.alive()
     assert backend._probe is None
-    # On a device with steps of a minute the last half a minute says nothing against it.
+    # On a device whose steps take a minute, the last half a minute says nothing against it.
     monkeypatch.setattr(core, "last_read", time.monotonic() - 30)
     monkeypatch.setattr(core, "step_seconds", 60.0)
     assert await backend.alive()

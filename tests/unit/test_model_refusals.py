@@ -22,16 +22,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text-plain", {"use_bidirectional_attention": True}, r"use_bidirectional_attention is true"),
     ("gemma3_text-plain", {"layer_types": ["chunked_attention"] * 7}, r"layer_types is .*; expected 7 times"),
     ("gemma3_text-plain",
-     {"rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "dynamic"}}},
-     r"rope_parameters.full_attention.rope_type is \"dynamic\""),
+     {"rope_parameters": {"sliding_attention": {}, "full_attention": {"rope_type": "wobbly"}}},
+     r"rope_parameters.full_attention.rope_type is \"wobbly\""),
     ("olmo3-yarn", {"rope_parameters": None, "rope_theta": 1e4},
      r"rope_theta is 10000.0; expected 500000, or"),
     ("exaone4-hybrid", {"sliding_window_pattern": "LLLG"},
      r"sliding_window_pattern is \"LLLG\"; expected an integer"),
     ("glm4-plain", {"num_key_value_heads": 3}, r"4 attention heads cannot share 3 key/value heads evenly"),
     ("gemma4_text-shared", {"enable_moe_block": True}, r"enable_moe_block is true; expected false: experts"),
-    ("gemma4_text-shared", {"attention_k_eq_v": True},
-     r"attention_k_eq_v is true; expected false: keys that"),
+    ("gemma4_text-shared", {"attention_k_eq_v": 1}, r"attention_k_eq_v is 1; expected true or false"),
+    ("granitemoehybrid-dense", {"position_embedding_type": "alibi"},
+     r"position_embedding_type is \"alibi\"; expected rope or nope"),
     ("gemma4_text-shared", {"use_bidirectional_attention": "all"},
      r"use_bidirectional_attention is \"all\", so it is"),
     ("gemma4_text-shared", {"num_kv_shared_layers": 7}, r"num_kv_shared_layers is 7; expected so few"),
@@ -49,6 +50,6 @@ def test_refused_by_name(name: str, change: dict[str, Any], said: str) -> None:
     case = next(case for case in CASES if str(case) == name)
     config = {**case.config, "model_type": case.model_type}
     reading = read_model(config)
-    check_unread(reading.config, reading.model_type)  # as it is, nothing is wrong with it
+    check_unread(reading.config, reading.model_type)  # the unchanged config is accepted
     with pytest.raises(CheckpointError, match=said):
         read_model({**config, **change})

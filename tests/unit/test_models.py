@@ -11,7 +11,7 @@ from nearfar.step.reading import read_model
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.step_reference import Array, StepReference, load_tensors
 
-TOLERANCE = 1e-4  # of the largest logit: both sides sum in float32, in another order
+TOLERANCE = 1e-4  # as a share of the largest logit: both sides sum in float32, but in another order
 
 
 @pytest.fixture(params=CASES, ids=str)

@@ -66,7 +66,10 @@ def test_a_reader_has_a_formula_for_each_activation(module: str) -> None:
 def test_a_target_has_a_kernel_for_each_job(target: str) -> None:
     module = import_module(KERNELS[target])
     known = {*typing.get_args(GraphJob), *typing.get_args(SamplerJob)}
-    assert known - module.STAGES.keys() == set(getattr(module, "NOT_ASKED", ()))
+    assert known - module.STAGES.keys() == {
+        *getattr(module, "NOT_ASKED", ()),
+        *getattr(module, "REFUSED", ()),
+    }
     assert module.STAGES.keys() <= known
 
 
@@ -105,6 +108,9 @@ def shapes() -> Shapes:
         Param("b", (TensorPiece("b", 12),)),
         Param("v", (TensorPiece("v", 4),)),
         Param("one", (TensorPiece("one", 1),)),
+        Param("gate_up", (TensorPiece("gate_up", 36),), 8, stack=3),
+        Param("down", (TensorPiece("down", 24),), 6, stack=3),
+        Param("downs", (TensorPiece("downs", 24),), 6, stack=2),
     ]
     return Shapes(
         {param.name: param for param in params}, [KvCache(2, 4)], {"rope"}, {"x": 8, "y": 16, "odd": 7}
@@ -134,6 +140,18 @@ def shapes() -> Shapes:
         (ops.Scale("o", "x", "v"), "reads v of 4 values, and needs 1"),
         (ops.Scale("o", "x", "u"), "names the weight 'u', which is no parameter"),
         (ops.Columns("o", "x", 4, 8), "takes columns 4 to 12 of x, which has 8"),
+        (ops.Route("o", "x", 9), "chooses 9 of 8 experts"),
+        (ops.Route("o", "x", 2, bias="v"), "reads v of 4 values, and needs 8"),
+        (ops.Experts("o", "x", "y", "gate_up", "down", "silu"), None),
+        (ops.Experts("o", "y", "y", "gate_up", "down", "silu"),
+         "multiplies y, of 16 columns, by gate_up, of 8 inputs"),
+        (ops.Experts("o", "x", "y", "gate_up", "down", "silu", down_bias="b"),
+         "reads b of 12 values, and needs 24"),
+        (ops.Experts("o", "x", "y", "gate_up", "downs", "silu"), "has 3 experts in gate_up and 2 in downs"),
+        (ops.Experts("o", "x", "y", "down", "down", "silu"),
+         "multiplies x, of 8 columns, by down, of 6 inputs"),
+        (ops.Experts("o", "x", "odd", "gate_up", "down", "silu"),
+         "reads odd of 7 columns: numbers, and as many weights"),
         (ops.Embedding("o", "x", 16), "reads x of 8 columns, and needs 16"),
     ],
     ids=lambda value: value.op if isinstance(value, Op) else "",

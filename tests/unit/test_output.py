@@ -94,7 +94,7 @@ def test_two_processes(tmp_path: Path) -> None:
     finally:
         first.kill()
         first.communicate()
-    # the lock of a killed process is free, and what it left is cleared
+    # the killed process left files; its lock is free, so the next build removes them
     assert any("partial" in name for name in names(tmp_path))
     build(tmp_path / "out")
     assert names(tmp_path) == ["other", "out"]

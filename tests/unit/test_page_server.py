@@ -167,7 +167,7 @@ def test_an_artifact_of_links_is_served_as_its_manifest_lists_it(snapshot: Path,
             assert (response.status, body) == (200, (snapshot / name).read_bytes()), name
         for name in ("unlisted.txt", "../../../secret.txt", "%2e%2e/%2e%2e/%2e%2e/secret.txt", "blobs/0"):
             assert ask(server, "GET", f"/artifact/{name}")[0].status == 404, name
-        # What a link leads to is settled at the start.
+        # The target of a link is resolved when the server starts.
         (snapshot / "k.wgsl").unlink()
         (snapshot / "k.wgsl").symlink_to(snapshot.parents[2] / "secret.txt")
         (snapshot / "new.txt").symlink_to(snapshot.parents[2] / "secret.txt")
@@ -319,7 +319,7 @@ def test_what_is_no_address_cannot_become_part_of_the_policy() -> None:
         "http://*",
         "http://host:x/",
     ):
-        with pytest.raises(NearfarError, match="no address"):
+        with pytest.raises(NearfarError, match="not the address"):
             origin_of(wrong)
 
 
@@ -387,7 +387,7 @@ def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_p
     with pytest.raises(ArtifactError, match=r"two artifacts for cpu, cpu and other: name the one"):
         find_artifact(tmp_path, "cpu")
     (cpu / "manifest.json").write_text("[]")
-    with pytest.raises(ArtifactError, match="is no manifest"):
+    with pytest.raises(ArtifactError, match="is not a manifest"):
         for_browsers(cpu)
 
 

@@ -82,7 +82,7 @@ def qkv_by_turns(a: Attention, source: str, q: int, kv: int) -> list[TensorPiece
 def written(checkpoint: Path, target: str, root: Path) -> dict[str, bytes]:
     """What a target's writer makes of the weights."""
     options = BuildOptions(str(checkpoint), root, (target,), "q4", 32)
-    source = open_source(options).held_by(target, target_of(target).groups)
+    source = open_source(options).held_by(target, target_of(target).held)
     root.mkdir()
     with target_of(target).writer(source, root, options) as writer:
         stream = WeightStream(source.params, source.matrices, source.checkpoint, None, (), source.report)

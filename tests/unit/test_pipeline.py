@@ -145,7 +145,7 @@ def test_what_its_own_reader_refuses_never_appears(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pipeline, "target_of", {"mlx": Careless()}.__getitem__)
     with pytest.raises(
         BuildError,
-        match=r"its own reader refuses, please report it: .*inv_freq should be as many numbers as one of",
+        match=r"its own reader rejects, please report it: .*inv_freq should be as many numbers as one of",
     ):
         build(BuildOptions(str(SAMPLE), tmp_path / "out", targets=("mlx",)))
     assert list((tmp_path / "out").iterdir()) == []
@@ -154,7 +154,8 @@ def test_what_its_own_reader_refuses_never_appears(tmp_path: Path, monkeypatch: 
 def test_a_matrix_that_no_offset_reaches_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     options = BuildOptions(str(SAMPLE), tmp_path / "out")
     source = open_source(options)
-    dense, packed = Matrix(262_144, 8960, 16), Matrix(262_144, 8960, 4, 64)  # Gemma 4 E2B's largest
+    # the largest matrix of Gemma 4 E2B
+    dense, packed = Matrix(262_144, 8960, 16), Matrix(262_144, 8960, 4, 64)
     with pytest.raises(BuildError, match=r"per_layer \[262144, 8960\] .*--quant q4"):
         target_of("cpu").check(dataclasses.replace(source, matrices={"per_layer": dense}), options)
     together = {**source.matrices, "per_layer": packed}

@@ -205,7 +205,7 @@ def test_a_failing_launch_is_named_with_the_kernels_message(path):
     good, short = aligned((N,), np.int32), aligned((N - 1,), np.int32)
     plan = library.bind([("mirror", [Tensor(good), Tensor(good)]), ("mirror", [Tensor(good), Tensor(short)])])
     with pytest.raises(
-        DeviceError, match=r"kernel mirror \(launch 1\) refused its arguments: Invalid y.shape"
+        DeviceError, match=r"kernel mirror \(launch 1\) rejected its arguments: Invalid y.shape"
     ):
         pool.replay(plan)
     pool.close()

@@ -81,7 +81,7 @@ class Looks(Clock):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._woken.release(1000)  # nobody tells the time any more
+        self._woken.release(1000)  # nothing stops the watching thread any more
 
 
 def gone() -> None:
@@ -109,7 +109,7 @@ def test_what_is_over_in_a_moment_shows_nothing(monkeypatch: pytest.MonkeyPatch)
             with Shown(console) as shown:
                 shown(Progress("checking", 0, 100))
                 shown(Progress("kernels", 1, 8))
-                clock.look(2)  # 0.2 s, of a moment of 0.3
+                clock.look(2)  # the clock has shown 0.2 s of a moment of 0.3 s
                 shown(Progress("kernels", 8, 8))
         gone()
         assert text() == ""

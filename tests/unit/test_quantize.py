@@ -62,7 +62,7 @@ def test_codes_are_the_nearest_for_the_stored_scales(scheme: Scheme) -> None:
         np.repeat(a.astype(np.float32), scheme.group_size, axis=1) for a in (tensor.scales, tensor.biases)
     )
     nearest = np.clip(np.rint((weight - biases) / scales), 0, top)
-    # at a tie one rounding of the quotient decides
+    # at a tie, a rounding of the quotient decides
     assert np.mean(nearest == tensor.codes) > 0.999
     assert tensor.codes.max() <= top
 
@@ -74,7 +74,7 @@ def test_mlx_reads_the_same_weights(scheme: Scheme) -> None:
     packed, scales, biases = (mx.array(part) for part in (tensor.words, tensor.scales, tensor.biases))
     assert packed.dtype == mx.uint32
     found = mx.dequantize(packed, scales, biases, group_size=scheme.group_size, bits=scheme.bits)
-    # mlx computes in the scales' float16
+    # mlx computes in the scales' dtype, float16
     np.testing.assert_allclose(np.array(found), dequantize(tensor, scheme.group_size), rtol=2e-3, atol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_less_error_than_mlx_on_trained_weights() -> None:
     weight = to_float32(checkpoint.read("model.layers.3.mlp.down_proj.weight"))
     for scheme in (
         scheme for scheme in SCHEMES if scheme.group_size >= 32
-    ):  # mlx quantizes no smaller groups
+    ):  # mlx does not quantize smaller groups
         parts = mx.quantize(mx.array(weight), group_size=scheme.group_size, bits=scheme.bits)
         theirs = np.array(mx.dequantize(*parts, group_size=scheme.group_size, bits=scheme.bits))
         assert squared_error(weight, scheme) < 0.95 * float(((theirs - weight) ** 2).sum())

@@ -23,7 +23,7 @@ def test_an_answer_goes_on_from_its_tokens() -> None:
     assert (first.tokens, first.max_tokens, first.prompt_logprobs) == ((1, 2), 10, 1)
     assert first.sampling.seed is not None
     again = answer.ask()
-    assert again.id != first.id  # a replica that was only out of reach may still know the first
+    assert again.id != first.id  # a replica that was only out of reach may still have the first id
     assert again.tokens == (1, 2)
     events = [TokenEvent(7, cached_tokens=1, prompt_logprobs=(None,)), TokenEvent(8)]
     assert [answer.take(event) for event in events] == events
@@ -35,7 +35,8 @@ def test_an_answer_goes_on_from_its_tokens() -> None:
         None,
     )
     assert third.sampling.seed == first.sampling.seed
-    assert answer.take(TokenEvent(9, cached_tokens=4)) == TokenEvent(9)  # the client has heard of the cache
+    # the client learns how many tokens were cached
+    assert answer.take(TokenEvent(9, cached_tokens=4)) == TokenEvent(9)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,12 @@ def test_prefixes_know_the_replica_with_the_longest_beginning() -> None:
     assert prefixes.known(token_blocks(prompt[: 2 * TOKENS - 1])) == ["b"]
     assert prefixes.known(token_blocks(prompt[1:])) == []
     assert prefixes.known(token_blocks(prompt[: TOKENS - 1])) == []
-    assert prefixes.known(token_blocks(prompt, "another tenant's")) == []  # its cache does not have them
+    # the cache of another tenant does not have these blocks
+    assert prefixes.known(token_blocks(prompt, "another tenant's")) == []
     prefixes.remember(token_blocks(prompt[:TOKENS], "another tenant's"), "a")
     assert prefixes.known(token_blocks(prompt, "another tenant's")) == ["a"]
-    prefixes.remember(token_blocks(range(1000, 1000 + 8 * TOKENS)), "c")  # all that there is room for
+    # as many blocks as there is room for
+    prefixes.remember(token_blocks(range(1000, 1000 + 8 * TOKENS)), "c")
     assert prefixes.known(token_blocks(prompt)) == []
 
 

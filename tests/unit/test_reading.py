@@ -16,7 +16,8 @@ from nearfar.build.source import open_source
 from nearfar.build.synth import SHAPES
 from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
-from nearfar.step.reading import read_model
+from nearfar.step.ops import Norm
+from nearfar.step.reading import FLAT, read_model
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.step_reference import StepReference
 
@@ -52,8 +53,20 @@ def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path:
     ("model_type", "changes", "said"),
     [
         ("llama", {"rope_parameters": {"rope_type": "wobbly"}}, r"rope_parameters\.rope_type is \"wobbly\""),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_type is \"dynamic\""),
-        ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"alpha is null"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "alpha": 50.0}},
+            r"rope_parameters\.alpha is 50\.0",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "type": "mrope", "factor": 2.0}},
+            r"type is \"mrope\"; expected linear",
+        ),
+        ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4; expected 0: experts are not"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention", "attention"]}, "layer_types is"),
+        ("granitemoehybrid", {"layer_types": None}, "layer_types is null"),
+        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is true"),
         ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, r"rope_type is \"yarn\""),
         ("llama", {"hidden_act": "quick_gelu"}, r"hidden_act is \"quick_gelu\""),
         (
@@ -123,6 +136,19 @@ def test_published_configs_are_read_whole(shape: Path) -> None:
     assert len(reading.model.step.ops) > len(reading.model.step.caches) > 0
 
 
+OTHER_SPELLINGS = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "vision_tower.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+    "image_newline": "model.image_newline",
+}
+"""Prefixes of tensors in published files, and in the classes that read and write them."""
+AS_PUBLISHED = {"model.layers.": "model.language_model.layers.", "model.embed": "model.language_model.embed",
+                "model.norm": "model.language_model.norm", "visual.": "model.visual."}  # fmt: skip
+"""Both prefixes for models whose published files have the text model's tensors without another prefix."""
+
+
 @pytest.mark.parametrize("case", NESTED, ids=str)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_text_model_is_found_under_both_names(case: Case, swapped: bool, tmp_path: Path) -> None:
@@ -131,26 +157,68 @@ def test_a_text_model_is_found_under_both_names(case: Case, swapped: bool, tmp_p
     if swapped:
         tensors = load_file(root / "model.safetensors")
         save_file(
-            {_in_the_other_way(name): value for name, value in tensors.items()}, root / "model.safetensors"
+            {_in_the_other_way(case, name): value for name, value in tensors.items()},
+            root / "model.safetensors",
         )
     tokens = prompt(case, 20)
     expected, found = reference(case)(tokens), StepReference.of(root).logits(tokens)
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
     skipped = open_source(BuildOptions(str(root), tmp_path / "out")).report.skipped
-    assert "vision_tower" in skipped
-    assert "language_model" not in skipped
+    assert {"vision_tower", "visual", "vision_model"} & skipped.keys()
+    assert not {"language_model", "text_model", "layers"} & skipped.keys()
 
 
-def _in_the_other_way(name: str) -> str:
+def _in_the_other_way(case: Case, name: str) -> str:
     """A tensor's name as it is published from the name in the class, and the other way around."""
-    for published, inner in (
-        ("language_model.model.", "model.language_model."),
-        ("language_model.lm_head.", "lm_head."),
-    ):
+    if case.model_type in ("smolvlm", "idefics3"):  # there is one way
+        return name
+    table = AS_PUBLISHED if case.model_type in FLAT else OTHER_SPELLINGS
+    for published, inner in table.items():
         for one, other in ((published, inner), (inner, published)):
             if name.startswith(one):
                 return other + name.removeprefix(one)
-    return name.removeprefix("model.") if name.startswith("model.") else f"model.{name}"
+    return name
+
+
+@pytest.mark.parametrize("case", [case for case in NESTED if case.model_type in FLAT], ids=str)
+def test_the_keys_of_a_text_model_may_stand_beside_those_of_the_whole(case: Case, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(case), root)
+    config = json.loads((root / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = {"rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}, "rope_theta": 1e4}
+    (root / "config.json").write_text(json.dumps({**text, **config, **flat}))
+    tokens = prompt(case, 20)
+    expected = reference(case)(tokens)
+    assert np.abs(StepReference.of(root).logits(tokens) - expected).max() < 1e-4 * np.abs(expected).max()
+    assert open_source(BuildOptions(str(root), tmp_path / "out")).report.skipped.keys() == {"visual"}
+
+
+def test_what_a_published_text_config_leaves_out_is_what_its_class_has() -> None:
+    """Files of older versions of transformers hold what differs from the class, as LLaVA 1.5 does."""
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
+    tensors = ["language_model.model.layers.0.x", "language_model.lm_head.weight"]
+    reading = read_model({"model_type": "llava", "text_config": text, "vision_config": {}}, tensors)
+    shapes = {name: shape for p in reading.model.step.params for name, shape in p.expected().items()}
+    assert shapes["language_model.model.layers.31.mlp.down_proj.weight"] == (4096, 11008)
+    assert shapes["language_model.lm_head.weight"] == (32064, 4096)
+    assert reading.model.eos_token_ids == (2,)
+
+
+def test_an_alias_has_the_defaults_of_its_own_class() -> None:
+    case = named("iquestcoder")
+    step = read_model({"model_type": "iquestcoder", **case.config}).model.step
+    assert {op.eps for op in step.ops if isinstance(op, Norm)} == {1e-5}
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_text_model_that_says_it_is_tied_is_so_if_there_is_no_head(head: bool) -> None:
+    config = {**named("qwen3_vl").config, "model_type": "qwen3_vl", "tie_word_embeddings": False}
+    config["text_config"] = {**config["text_config"], "tie_word_embeddings": True}
+    tensors = ["model.language_model.layers.0.x", *(["lm_head.weight"] if head else [])]
+    params = [param.name for param in read_model(config, tensors).model.step.params]
+    assert ("lm_head" in params) is head
 
 
 @pytest.mark.parametrize("name", ["audio.weight", "language_model.model.layers.0.mlp.extra.weight"])
@@ -183,7 +251,9 @@ def test_code_that_a_config_names_is_told_not_to_run(tmp_path: Path) -> None:
 def test_a_model_beside_an_adapter_is_refused(tmp_path: Path) -> None:
     options = changed(tmp_path / "changed", named("llama"))
     (Path(options.checkpoint) / "adapter_config.json").write_text('{"base_model_name_or_path": "meta/base"}')
-    with pytest.raises(CheckpointError, match=r"holds a model and a LoRA adapter of meta/base: put it"):
+    with pytest.raises(
+        CheckpointError, match=r"holds a model and a LoRA adapter of meta/base: nearfar build MODEL"
+    ):
         open_source(options)
 
 

@@ -127,7 +127,7 @@ async def test_it_is_told_how_much_of_a_prompt_is_read_and_the_last_before_its_t
     told.clear()
     assert len([event async for event in generation]) == 2
     assert told == []
-    await collect(core, [*tokens, 5], GREEDY)  # most of it is in the cache
+    await collect(core, [*tokens, 5], GREEDY)  # most of the prompt is in the cache
     assert told[0].done >= 80
     await core.close()
 

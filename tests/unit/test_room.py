@@ -36,7 +36,7 @@ def test_a_build_asks_for_the_weights_of_every_target(tmp_path: Path, free: Call
     def options(*targets: str) -> BuildOptions:
         return BuildOptions(str(SAMPLE), tmp_path / "new" / "out", targets, "q4")
 
-    free(3_000_000)  # of one of 2.8 MB there is room, not of two
+    free(3_000_000)  # there is room for one model of 2.8 MB, but not for two
     with pytest.raises(
         BuildError, match=r"mlx, cpu needs 5.6 MB at least, .*has 3.0 MB free: free some space"
     ):
@@ -67,13 +67,13 @@ def test_a_download_asks_for_what_the_cache_lacks(
             download("someone/stories")
         with pytest.raises(CheckpointError, match=r"download of someone/stories needs"):
             asyncio.run(open_engine(("someone/stories",), "torch", EngineOptions()))
-        assert at.fetched() <= set(LOOKED_AT)  # by which what cannot be served is refused first
+        assert at.fetched() <= set(LOOKED_AT)  # these files tell whether the model can be served at all
         free(50_000_000)
         with monkeypatch.context() as full:
             full.setattr(Receiver, "receive", no_room)
             with pytest.raises(
                 CheckpointError,
-                match=r"cannot be written: No space left on device\. Free some space, or let HF_",
+                match=r"cannot be written: No space left on device\. Free some space, or set HF_",
             ):
                 download("someone/stories")
         folder = download("someone/stories")

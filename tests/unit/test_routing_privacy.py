@@ -29,7 +29,7 @@ from tests.support.servers import RunningServer, tiny_core, tiny_engine
 
 LONG = "Dear diary, the word for my account is quokka, and nobody may know it."
 SHORT = "pin quokka"
-SECRET = "quokka"  # letters: digits stand in ids and times by chance
+SECRET = "quokka"  # the secret has letters alone, because digits occur in ids and times by chance
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "privacy.json").read_text(encoding="utf-8"))
 SETUP = (
     "expect",

@@ -71,7 +71,9 @@ def test_a_synchronous_stream_that_is_dropped_gives_its_budget_back() -> None:
 
 
 def test_a_closed_client_leaves_nothing_pending(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(4):  # which of the library's generators are still open depends on the moment
+    for _ in range(
+        4
+    ):  # several tries: which of the library's generators are still open depends on the moment
         with ScriptedServer([WHOLE]) as cloud, HybridClient(cloud=cloud.address) as client:
             client.chat.completions.create(messages=[{"role": "user", "content": "Hello"}])
     gc.collect()

@@ -25,7 +25,7 @@ SPECS = [TensorSpec(name, array.dtype.name, array.shape) for name, array in ARRA
 def write(root: Path, file_bytes: int) -> tuple[File, ...]:
     with SafetensorsWriter(root, SPECS, file_bytes) as writer:
         for name, array in ARRAYS.items():
-            for start in range(0, len(array), 4):  # in slices of rows, as the weights come
+            for start in range(0, len(array), 4):  # rows come in slices, as from the stream of weights
                 writer.write(name, array[start : start + 4])
         return writer.finish()
 

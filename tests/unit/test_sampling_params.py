@@ -94,7 +94,7 @@ def test_a_model_that_says_nothing_is_drawn_from_as_llama_cpp_does() -> None:
     made = chat_sampling({}, defaults_of(silent))
     assert made == SamplingParams(temperature=0.8, top_p=0.95, top_k=40, min_p=0.05)
     assert chat_sampling({"temperature": 1.2, "top_k": 0}, defaults_of(silent)).top_k == 0
-    # gemma's says top_k and top_p, and means temperature 1
+    # gemma's file has top_k and top_p, and its temperature is 1
     assert chat_sampling({}, defaults_of({"top_k": 64, "top_p": 0.95})).temperature == 1.0
     assert "says nothing" in defaults_of({}).told
     assert SamplingDefaults().told == "as OpenAI's"

@@ -113,7 +113,7 @@ def test_the_step_after_is_planned_before_the_tokens_are_known() -> None:
     assert first is not None
     s.queue(first)
     second = s.schedule(first)
-    assert shape(second) == (4, [(10, 1, True), None])  # b has its one token: its row is padding
+    assert shape(second) == (4, [(10, 1, True), None])  # request b has its only token, so its row is padding
     assert second is not None
     assert second.fed == 2
     s.queue(second)
@@ -189,10 +189,10 @@ def test_constrained_requests_wait_for_no_other_where_there_is_more_to_do() -> N
         before = ahead(s, before)
         assert before is not None
         steps.append([chunk.request for chunk in before.chunks if chunk])
-    # The free one has a row in each step, and the prompts were read while a's token was on its way.
+    # `free` has a row in each step, and the prompts were read while the token of `a` was in flight.
     assert steps == [[b, free], [free, a], [free, b], [free, a], [free, b]]
     s.remove(free)
-    assert ahead(s, before) is None  # until b's token has been read
+    assert ahead(s, before) is None  # nothing is scheduled until the token of `b` has been read
     assert [chunk.request for chunk in turn(s).chunks if chunk] == [a, b]
 
 
@@ -202,8 +202,8 @@ def test_preemption_takes_the_youngest_and_reads_first_what_is_in_flight() -> No
     s.add(old)
     s.add(young)
     for _ in range(9):
-        turn(s)  # to 16 tokens each
-    step = s.schedule(None)  # old takes the third page; young is preempted
+        turn(s)  # both grow to 16 tokens
+    step = s.schedule(None)  # `old` takes the third page, and `young` is preempted
     assert step is not None
     assert step.sampled == [old]
     assert list(s.waiting) == [young]
@@ -211,7 +211,7 @@ def test_preemption_takes_the_youngest_and_reads_first_what_is_in_flight() -> No
     s.queue(step)
     sampled(s, step)
     s.remove(old)
-    assert shape(turn(s)) == (1, [(16, 1, True)])  # its full page was still in the prefix index
+    assert shape(turn(s)) == (1, [(16, 1, True)])  # the full page of `young` was still in the prefix index
 
 
 def test_nothing_is_preempted_while_tokens_are_unread() -> None:
@@ -242,7 +242,7 @@ def test_a_request_waits_for_the_prefix_that_another_is_computing_and_then_share
     step = s.schedule(None)
     assert shape(step) == (4, [(300, 1, True), (290, 2, True)])
     assert step is not None
-    assert len(step.copies) == 1  # the page that they share in part
+    assert len(step.copies) == 1  # the page that both sequences share in part is copied
     assert second.cached_tokens == 290
 
 

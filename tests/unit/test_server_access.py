@@ -114,7 +114,7 @@ def test_names_of_keys_that_are_taken(tmp_path: Path) -> None:
     names = ["alice", "team-a_2", "bob@example.com", "svc.web+eu"]
     for name in names:
         assert nearfar("keys", tmp_path / "keys.toml", name).returncode == 0
-    # What an earlier version took still works.
+    # A name that an earlier version accepted still works.
     old = (tmp_path / "keys.toml").read_text().replace('"alice"', '"alice (web)"')
     (tmp_path / "keys.toml").write_text(old)
     assert [key.name for key in KeyStore(tmp_path / "keys.toml").keys] == ["alice (web)", *names[1:]]
@@ -244,7 +244,7 @@ def test_cors_is_an_allow_list(secured: Secured) -> None:
     with secured.http(None) as http:
         yes = http.options("/v1/models", headers={**ask, "Origin": "https://app.example"})
         no = http.options("/v1/models", headers={**ask, "Origin": "https://evil.example"})
-        # As the openai package asks from a public page whose user runs this server.
+        # The headers that the openai package sends from a public page whose user runs this server.
         names = "authorization,content-type,dangerously-allow-browser,openai-organization,x-stainless-arch"
         private = {"Access-Control-Request-Private-Network": "true"}
         asked = {**ask, **private, "Access-Control-Request-Headers": names, "Origin": "https://app.example"}

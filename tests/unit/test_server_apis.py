@@ -201,7 +201,7 @@ def test_the_store_gives_way_where_most_is_kept() -> None:
     with pytest.raises(ApiError):
         kept.find(other, "b")
     with pytest.raises(ApiError):
-        kept.find(one, "d")  # another tenant's
+        kept.find(one, "d")  # the response belongs to another tenant
     KeptResponses(most_bytes=10).put(one, {"id": "large"}, [], [])
 
 
@@ -345,7 +345,7 @@ def test_keys_open_every_api_in_the_words_of_its_clients(tmp_path: Path) -> None
             asked = {"input": "Hello", "previous_response_id": "resp_1"}
             told = http.post("/v1/responses", json=asked, headers=bearer)
             assert (told.status_code, "--no-store" in told.text) == (400, True)
-            bob = {"Authorization": "Bearer hidden"}  # whose key is for another model
+            bob = {"Authorization": "Bearer hidden"}  # this key is for another model
             assert (
                 http.post("/detokenize", json={"model": MODEL, "tokens": [39]}, headers=bob).status_code
                 == 404

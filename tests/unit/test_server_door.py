@@ -33,8 +33,8 @@ from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
 openai = late("openai")
 
 LIMITS = ServerLimits(connections=12, keep_alive=0.3, write_timeout=3.0)
-# A conversation that says "loop" takes longer than its template may, in few steps: of these the sandbox has a
-# bound of its own.
+# A conversation that says "loop" takes longer than its template may, in few steps, so the sandbox's bound of
+# steps does not end it.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     "{% if m['content'] == 'loop' %}{% for i in range(90000) %}{% set x = range(90000) | list %}{% endfor %}"
@@ -124,7 +124,7 @@ def test_a_target_that_is_a_whole_address_is_read_as_one(front: Front) -> None:
 def test_which_hosts_are_meant_depends_on_who_can_come() -> None:
     assert answered_hosts("127.0.0.1", ()) == ("localhost", "127.0.0.1", "[::1]", "127.0.0.1")
     assert "[::1]" in answered_hosts("::1", ())
-    assert answered_hosts("0.0.0.0", ()) == ()  # with keys, under whatever name its network has for it
+    assert answered_hosts("0.0.0.0", ()) == ()  # with keys, a server answers to any host name
     assert "llm.example" in answered_hosts("0.0.0.0", ("llm.example",))
     assert answered_hosts("127.0.0.1", ("*",)) == ()
 
@@ -156,7 +156,8 @@ def test_a_stranger_writes_no_line_into_the_log(front: Front) -> None:
     lines = [line for line in log.splitlines() if b"/forged" in line]
     assert len(lines) == 1
     assert b"method=GET" in lines[0]
-    assert b'path="/x\\n00:00:00 info request' in lines[0]  # in quotes: no field of ours
+    # the injected text is in quotes, so it is no field of the log
+    assert b'path="/x\\n00:00:00 info request' in lines[0]
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
@@ -252,7 +253,7 @@ def test_two_fronts_grant_a_key_its_limits_together(server: RunningServer, tmp_p
         for front in fronts:
             front.close()
     assert set(statuses) == {200, 429}
-    assert 6 <= statuses.count(200) <= 8  # a minute goes on while the test runs
+    assert 6 <= statuses.count(200) <= 8  # a minute passes while the test runs
 
 
 # Streams that have nothing to say
@@ -296,7 +297,7 @@ def test_a_silent_stream_shows_that_it_lives_and_readers_skip_that(server: Runni
                 **BODY,
                 "stream": True,
                 "logprobs": 1,
-            }  # so each token is an event of its own, text or not
+            }  # so each token is an event of its own, whether it has text or not
             with httpx.stream("POST", f"{server.address}/v1/completions", json=body, timeout=60) as response:
                 lines = [line for line in response.iter_lines() if line]
             client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, timeout=60)
@@ -315,7 +316,7 @@ def test_a_silent_stream_shows_that_it_lives_and_readers_skip_that(server: Runni
         upstream.close()
     comments = [index for index, line in enumerate(lines) if line.startswith(":")]
     first = next(index for index, line in enumerate(lines) if line.startswith("data:"))
-    assert comments[0] < first  # while the prompt is computed
+    assert comments[0] < first  # the comment came while the prompt was computed
     assert any(index > first for index in comments), lines
     assert lines[-1] == "data: [DONE]"
     assert "".join(read) == through == whole
@@ -336,7 +337,7 @@ def test_an_error_after_the_first_comment_is_an_event(server: RunningServer) -> 
 
 def test_a_client_that_leaves_before_the_first_token_leaves_nothing(server: RunningServer) -> None:
     with stalled(server, 1.0):
-        for wait in (0.1, 0.8):  # before and after the first comment
+        for wait in (0.1, 0.8):  # the client leaves before and after the first comment
             with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
                 data = json.dumps({**BODY, "max_tokens": 500, "stream": True}).encode()
                 connection.sendall(
@@ -358,7 +359,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(server: Runn
 
 def test_slow_readers_do_not_take_the_server(tmp_path: Path) -> None:
     """Many that ask for much and read nothing, and one that reads."""
-    slow, tokens = 24, 100  # some 800 kB for each: the buffers of both sides hold 64 kB
+    slow, tokens = 24, 100  # each answer has about 800 kB: the buffers of both sides hold 64 kB
     server = RunningServer(
         lambda: tiny_engine(tmp_path / "tokenizer", slots=8, pages=1024),
         AppOptions(ServerLimits(write_timeout=3.0)),

@@ -172,7 +172,7 @@ def test_a_call_that_is_cut_never_shows_as_text(http: httpx.Client, stream: bool
         calls = [call for part in parts for call in part.get("tool_calls") or ()]
         assert all(call["function"]["name"] == "pick" for call in calls if "id" in call)
         longest = max(longest, len(calls))
-    assert longest  # some cuts come after the name
+    assert longest  # some texts are cut after the name
 
 
 def test_a_forced_call_is_short(http: httpx.Client) -> None:

@@ -322,7 +322,7 @@ def test_a_request_goes_to_an_address_that_serves_its_model(made: Make) -> None:
         assert front.text(model=name) == f"I am {name}."
     assert [{body["model"] for body in cloud.posts()} for cloud in clouds] == [{"a"}, {"b"}]
     assert front.chat(model="c").status_code == 404
-    # One that is gone takes nothing of the other along.
+    # A server that is gone does not affect the other one.
     clouds[0].__exit__()
     assert front.chat(model="a").status_code == 503
     assert front.text(model="b") == "I am b."
@@ -363,7 +363,7 @@ async def test_a_reader_who_is_slow_costs_the_upstream_no_time(monkeypatch: pyte
         text = ""
         async for piece in relay.pieces():
             text += piece.text
-            passed += 3600  # the clock of the loop has gone on for an hour
+            passed += 3600  # the loop's clock has advanced by an hour
             await asyncio.sleep(0)
             read.set()
         assert text == "ab"

@@ -104,7 +104,8 @@ async def test_it_listens_while_it_loads_and_says_what_it_waits_for(
     assert f"nearfar serves {MODEL} at {client.base_url}"[:-1] in capsys.readouterr().out
     assert told[-1].over
     assert loading.tell is not None
-    loading.tell(Progress("prompt", 256, 2048))  # of a request: the server is not waiting any more
+    # the progress of a request: the server is not waiting any more
+    loading.tell(Progress("prompt", 256, 2048))
     assert told[-1].over
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, PATIENCE)

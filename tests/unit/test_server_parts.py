@@ -189,6 +189,7 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
             "messages": messages,
             "variables": variables,
             "continue_last": False,
+            "begin_answer": True,
             "most": 99,
         }
 
@@ -205,9 +206,10 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
         assert pool.kills == 1
         with pytest.raises(RequestError, match="surrogate"):
             await pool.run(job("\ud800"))
-        # Variables take the place of nothing.
+        # A variable named `messages` or `bos_token` does not replace the template's own one.
         assert (await pool.run(job("cd", messages="x", bos_token="y")))["tail"] == "cd"
-        assert (await pool.run(job("x" * 100)))["tokens"] == 100  # too many to be of use
+        # a prompt that is too long gives its number of tokens, not their ids
+        assert (await pool.run(job("x" * 100)))["tokens"] == 100
         waiting = [asyncio.create_task(pool.run(job("loop"))) for _ in range(4)]
         done = await asyncio.gather(*waiting, return_exceptions=True)
         assert sum(isinstance(error, OverloadError) for error in done) >= 1
@@ -223,11 +225,12 @@ async def test_a_job_waits_for_the_child_that_starts_and_starts_no_other(tmp_pat
         "messages": [{"role": "user", "content": "ab"}],
         "variables": {},
         "continue_last": False,
+        "begin_answer": True,
         "most": 99,
     }
     try:
         warming = asyncio.create_task(pool.warm(1))
-        await asyncio.sleep(0)  # it has begun
+        await asyncio.sleep(0)  # lets the task begin
         answer = await pool.run({"op": "chat", **chat})
         await warming
         assert answer["tail"] == "ab"
@@ -320,7 +323,7 @@ def test_a_matcher_that_fails_or_gets_slow_ends_its_own_request() -> None:
             return True
 
     quick = TokenConstraint(Matcher(0.0), 64, frozenset({0, 99}), 1)
-    assert quick.allowed().tolist() == [0, 1]  # token 0 ends the answer, and is held back
+    assert quick.allowed().tolist() == [0, 1]  # token 0 ends the answer, and is not allowed yet
     assert quick.accept(5)
     assert quick.allowed().tolist() == [1, 1]
     assert not quick.accept(9)

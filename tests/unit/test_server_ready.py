@@ -29,7 +29,7 @@ async def test_ready_says_which_upstream_is_not_there_and_why(tmp_path: Path) ->
     said = "no upstream server lists a model"
     told = await told_by_ready(engine)
     assert told == f"{said}: http://127.0.0.1:1 (connection refused), http://127.0.0.1:2 (connection refused)"
-    # With keys the front may be open to everybody, and what lies behind it is nobody's business.
+    # With keys the front may be open to everybody, so its upstreams' addresses are not shown.
     add_key(tmp_path / "keys.toml", Key("alice", hashed("a")))
     add_key(tmp_path / "keys.toml", Key("root", hashed("r"), admin=True))
     keys = KeyStore(tmp_path / "keys.toml")

@@ -58,7 +58,7 @@ async def test_a_hung_engine_is_not_ready(
 ) -> None:
     from nearfar.fallback_server.engines import artifact
 
-    # Of an engine that works only a minute without a token counts, however busy the machine is.
+    # For an engine that works, only a minute without a token counts, however busy the machine is.
     monkeypatch.setattr(artifact, "FRESH", 60.0)
     engine: Any = server.engine
     executor = engine.backend.core.executor

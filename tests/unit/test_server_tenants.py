@@ -149,7 +149,7 @@ def test_a_prompt_of_another_is_not_in_the_cache(house: House) -> None:
     assert house.cached("alice", secret) == 0
     assert house.cached("alice", secret) >= 16
     assert house.cached("bob", secret) == 0
-    assert house.cached("bob", secret) >= 16  # his own
+    assert house.cached("bob", secret) >= 16  # bob's own prompt is in his cache
 
 
 def test_tenants_of_a_group_share_what_is_cached(house: House) -> None:
@@ -178,7 +178,7 @@ def test_a_prompt_that_another_is_answered_now_is_not_borrowed(house: House) -> 
     begun, ended = threading.Event(), threading.Event()
 
     def hold() -> None:
-        body = {**house.endless(prompt), "n": 4}  # bob is answered beside her, not after her
+        body = {**house.endless(prompt), "n": 4}  # bob's answer is computed beside alice's, not after hers
         with house.http("alice") as http, http.stream("POST", "/v1/completions", json=body) as response:
             for _ in response.iter_lines():
                 begun.set()
@@ -242,7 +242,7 @@ def test_embeddings_count_as_tokens_under_way_and_stop_with_the_server(torch_hou
     limits = service.admission.limits
     try:
         service.admission.limits = replace(limits, tokens=5)
-        service.admission.tokens += 1  # somebody's
+        service.admission.tokens += 1  # another request's token
         refused = torch_house.embed("alice", "a cat and a dog and a bird and a fish")
         assert (refused.status_code, code(refused)) == (429, "queue_full")
     finally:
@@ -255,7 +255,7 @@ def test_embeddings_count_as_tokens_under_way_and_stop_with_the_server(torch_hou
     finally:
         service.draining = False
     assert torch_house.embed("alice", "a cat").status_code == 200
-    for _ in range(500):  # streams that other tests have left
+    for _ in range(500):  # waits for streams that other tests have left
         if not service.live:
             break
         time.sleep(0.02)
@@ -285,11 +285,11 @@ async def test_a_key_that_is_edited_while_it_works_keeps_count() -> None:
     for ticket in tickets:
         ticket.leave()
     assert admission.under_way("k") == 0
-    for _ in range(18):  # 20 a minute, 2 of them taken before
+    for _ in range(18):  # 18 of 20 requests a minute are left, because 2 were taken before
         (await admission.enter(after)).leave()
     with pytest.raises(ApiError, match="20 requests a minute"):
         await admission.enter(after)
-    for _ in range(3):  # an edit is no new minute
+    for _ in range(3):  # an edit of the key does not start a new minute
         with pytest.raises(ApiError, match="a minute"):
             await admission.enter(replace(after, priority=-1))
 
@@ -333,7 +333,8 @@ def test_requests_of_a_key_count_before_their_bodies_are_read(house: House) -> N
                 break
             time.sleep(0.02)
         with socket.create_connection(("127.0.0.1", port), 30) as second:
-            second.sendall(head)  # no more of the body than a byte: the answer does not wait for it
+            # the client sends a single byte of the body: the answer does not wait for the rest
+            second.sendall(head)
             got = b""
             while b"\r\n\r\n{" not in got and (data := second.recv(65536)):
                 got += data
@@ -392,9 +393,9 @@ def test_shares_of_the_line() -> None:
     shares, alice, bob = Shares(lambda: now[0]), Tenant("alice"), Tenant("bob")
     assert [shares.late(alice) for _ in range(4)] == [0, 0.5, 1.0, 1.5]
     now[0] = 1.0
-    assert shares.late(bob) == 0  # before the last two of alice's
+    assert shares.late(bob) == 0  # bob's request comes before alice's last two
     shares.leave(alice, 3)
-    assert shares.late(alice) == 0.5  # and not before those that came earlier
+    assert shares.late(alice) == 0.5  # and not before alice's earlier ones
     shares.leave(alice, 2)
     assert shares.late(alice) == 0
     shares.leave(alice, 1)
@@ -436,11 +437,12 @@ async def test_what_answers_hold_in_memory_is_bounded_with_alternatives_too() ->
         for _ in range(50):
             ticket.hold(answer_weight(wanted))
     assert admission.tokens == 20 + 50 + 16 * 50
-    plain.hold(200)  # too much, but others have more
+    plain.hold(200)  # the request holds much, but another one holds more
     with pytest.raises(ApiError, match="tokens under way"):
         rich.hold(16)
     other.admit()
-    await other.charge(Prepared(EngineRequest("c", MODEL), (), 10))  # so a small one need not wait for it
+    # so a small request need not wait for it
+    await other.charge(Prepared(EngineRequest("c", MODEL), (), 10))
     for ticket in (plain, rich, other):
         ticket.leave()
     assert admission.tokens == 0

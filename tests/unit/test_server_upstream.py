@@ -209,8 +209,8 @@ OVERFLOW = "This model's maximum context length is 9 tokens."
             {"error": {"message": "no room", "type": "exceed_context_size_error", "n_ctx": 9}},
             ("no room", None, "context_length_exceeded"),
         ),
-        ({"nothing": 1}, ("the server refuses the request (status 400)", None, "invalid_request")),
-        ("<html>", ("the server refuses the request (status 400)", None, "invalid_request")),
+        ({"nothing": 1}, ("the server rejects the request (status 400)", None, "invalid_request")),
+        ("<html>", ("the server rejects the request (status 400)", None, "invalid_request")),
     ],
 )
 def test_what_an_upstream_says_of_a_wrong_request_is_kept(
@@ -261,7 +261,7 @@ def test_only_allowed_paths_and_only_our_key_go_out(fleet: Fleet) -> None:
     with httpx.Client(base_url=fleet.front.address) as http:
         assert http.post("/v1/fine_tuning/jobs", json={}).status_code == 404
         assert http.get("/ready").status_code == 200
-    # The client's own key would be refused upstream: what came through came with ours.
+    # The client's own key would be rejected upstream, so the answer came with the front's key.
     assert openai.OpenAI(base_url=f"{fleet.front.address}/v1", api_key="other").completions.create(
         prompt="x", **{**LONG, "max_tokens": 1}
     )
@@ -321,7 +321,7 @@ def test_a_killed_server_without_continuation_is_an_error_event(
     gate.open()
     with pytest.raises(openai.APIError, match="during the answer"):
         list(stream)
-    # The next is answered by the other: retried before its first token if need be.
+    # The other upstream answers the next request, after a retry before its first token if necessary.
     assert fleet.client.completions.create(prompt="Hello", **{**LONG, "max_tokens": 2}).choices[0].text
 
 
@@ -399,7 +399,7 @@ async def test_least_loaded_with_affinity_for_known_beginnings() -> None:
     def choose(prompt: str, *without: Address) -> Address | None:
         return book.choose(prompt, CHAT, "m", without)
 
-    for number in range(5):  # as many blocks as are remembered, were all of them kept
+    for number in range(5):  # the front remembers this many blocks, if it keeps all of them
         assert choose(f"{number}" * CHARACTERS * 16_384) is not None
     assert len(book.prefixes) == 5 * BLOCKS
     book.prefixes.clear()
@@ -408,7 +408,7 @@ async def test_least_loaded_with_affinity_for_known_beginnings() -> None:
     assert choose(system + "two") is a
     assert choose("short") is b
     a.under_way = 3
-    assert choose(system + "three") is b  # too busy; b knows the beginning from now on
+    assert choose(system + "three") is b  # `a` is too busy; from now on `b` knows the beginning
     a.under_way = 0
     assert choose(system + "four") is b
     b.breaker(CHAT).failure(0, "request")

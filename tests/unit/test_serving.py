@@ -35,6 +35,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "mlx": {"quantization": {}},
         "codes": {"quantization_config": {}},
         "capped": {"attn_logit_softcapping": 50.0},
+        "unknown": {"model_type": "a_type_of_tomorrow"},
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()
@@ -57,9 +58,10 @@ def found(given: str, engine: str = "auto") -> str:
     ("given", "auto", "artifact", "torch"),
     [
         ("plain", "=", "built", "="),
+        ("unknown", "built", "built", "="),
         ("codes", "built", "built", "="),
         ("mlx", "built", "built", "="),
-        ("capped", "built", "built", "="),  # refused by who opens it
+        ("capped", "built", "built", "="),  # the code that opens the file rejects this one
         ("someone/gemma-2", "built", "built", "="),
         ("mlc", "built", "built", None),
         ("file.gguf", "built", "built", None),
@@ -121,4 +123,4 @@ def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
             time.sleep(0.01)
         order.append("first")
     thread.join()
-    assert (order, told) == (["first", "second"], ["another process makes tale: waiting for it"])
+    assert (order, told) == (["first", "second"], ["another process is making tale: waiting for it"])

@@ -112,7 +112,9 @@ def test_a_refused_question_leaves_the_conversation_as_it_was(talk: Talk) -> Non
 
 
 def test_an_answer_that_is_cut_says_why(talk: Talk) -> None:
-    assert "cut" not in talk.type("Hello")[1]  # a script has asked for so many
+    assert (
+        "cut" not in talk.type("Hello")[1]
+    )  # a script asked for this number of tokens, so the cut needs no remark
     talk.session.stoppable = True
     assert "cut after 4 tokens: /set max_tokens default" in talk.type("/retry")[1]
     talk.session.params["max_tokens"] = None

@@ -103,7 +103,7 @@ async def test_keys_and_values_come_back_bit_by_bit(tmp_path: Path) -> None:
     tokens = prompt(64)
     async with engine() as first, engine() as second:
         await first.save_cache(tmp_path / "a.snap", tokens=tokens)
-        await collect(second, prompt(40, 5))  # so that the prefix lands on other pages
+        await collect(second, prompt(40, 5))  # another prompt first, so that the prefix lands on other pages
         await second.load_cache(tmp_path / "a.snap")
         contents = []
         for made in (first, second):
@@ -296,7 +296,7 @@ async def test_a_quantized_cache_is_stored_as_it_is(tmp_path: Path) -> None:
     tokens = prompt(64)
     async with engine() as first, engine() as second, engine() as plain:
         ours, theirs = Quantized(first.core, 0), Quantized(second.core, 1)
-        await collect(second, prompt(20, 5))  # so that the prefix lands on other pages
+        await collect(second, prompt(20, 5))  # another prompt first, so that the prefix lands on other pages
         made = await first.save_cache(tmp_path / "a.snap", tokens=tokens)
         assert (made.kv_bits, made.kv_dtype) == (8, "float16")
         await second.load_cache(tmp_path / "a.snap")
@@ -314,7 +314,8 @@ async def test_a_quantized_cache_is_stored_as_it_is(tmp_path: Path) -> None:
 async def test_saving_and_loading_beside_running_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipelined: bool
 ) -> None:
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 1)  # a page at a time: much can happen between
+    # transfers a page at a time, so that much can happen between
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 1)
     requests = [prompt(length, length) for length in (5, 33, 47, 60, 21, 90)]
     async with engine() as alone:
         expected = [(await collect(alone, tokens))[0] for tokens in requests]
@@ -365,7 +366,8 @@ async def test_a_request_that_waits_for_pages_held_by_a_load_goes_on_after_it(
         load = asyncio.create_task(busy.load_cache(path))
         await writing.wait()
         async with asyncio.timeout(20):
-            assert len((await collect(busy, prompt(140)))[0]) == 12  # nine pages; the load holds six of ten
+            # the request needs nine pages; the load holds six of ten
+            assert len((await collect(busy, prompt(140)))[0]) == 12
         await load
 
 

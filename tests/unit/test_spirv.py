@@ -247,7 +247,7 @@ def test_whole_vectors_are_loaded_at_once() -> None:
     assert sorted(i.operands[2] for i in instructions(made.code) if i.op == Op.TYPE_VECTOR) == [3, 4]
     assert count(made.code, Op.TYPE_ARRAY) == 0
     from_buffer = [i for i in instructions(made.code) if i.op == Op.ACCESS_CHAIN and len(i.operands) == 5]
-    assert len(from_buffer) == 2  # a vector of `a`, an element of `out`
+    assert len(from_buffer) == 2  # one vector load of `a`, one store of an element of `out`
 
 
 def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
@@ -274,8 +274,8 @@ def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
     loads = [i.operands[0] for i in instructions(made.code) if i.op == Op.LOAD]
     assert sum(kinds.get(kind, (0, 0))[1] == 4 for kind in loads) == 2 + 2 + 1
     stores = [i for i in instructions(made.code) if i.op == Op.STORE]
-    assert len(stores) == 2  # of `part` and `out`, whole
-    assert count(made.code, Op.TYPE_ARRAY) == 1  # `part`
+    assert len(stores) == 2  # whole stores of `part` and `out`
+    assert count(made.code, Op.TYPE_ARRAY) == 1  # the array of `part`
 
 
 def test_packed_dot_products_are_one_instruction_each() -> None:
@@ -323,7 +323,8 @@ def test_products_of_float16_are_vectors() -> None:
     assert len(fused) == 3
     assert {i.operands[0] for i in fused} <= vectors
     assert (count(made.code, Op.F_MUL), count(made.code, Op.F_ADD)) == (1, 0)
-    # Put together are broadcast inputs and what passes through float32 to and from storage: nothing else.
+    # Composites are made of broadcast inputs and of what passes through float32 to and from storage, and of
+    # nothing else.
     assert count(made.code, Op.COMPOSITE_CONSTRUCT) == 3 + 2
 
 

@@ -168,7 +168,8 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
             (place / ".cpu.partial-1").mkdir()
             (place / ".cpu.partial-1" / "weights").write_bytes(bytes(2000))
     (store.root / ".songs.making").touch()
-    (store.root / "earlier-12345678" / ".mlx.partial-1").mkdir(parents=True)  # of a version without a record
+    # an entry of a version without records
+    (store.root / "earlier-12345678" / ".mlx.partial-1").mkdir(parents=True)
     (store.root / ".poems-1.gone-1").mkdir()
     assert store.entries() == []
     done = nearfar("list", NEARFAR_HOME=str(home))
@@ -182,14 +183,14 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
     with store.locked(Wanted("songs", "owner/songs"), print):
         assert "being made" in nearfar("list", NEARFAR_HOME=str(home)).stdout
         refused = nearfar("rm", "songs", NEARFAR_HOME=str(home))
-        assert (refused.returncode, "another process makes songs now" in refused.stderr) == (1, True)
+        assert (refused.returncode, "another process is making songs: wait" in refused.stderr) == (1, True)
         store.sweep()
         assert [path.parent.name for path in store.root.glob("*/.*.partial-*")] == [
             Wanted("songs", "owner/songs").folder
         ]
     assert nearfar("rm", "songs", "earlier-12345678", NEARFAR_HOME=str(home)).returncode == 0
     assert sorted(path.name for path in store.root.glob("*")) == [Wanted("tales", "owner/tales").folder]
-    assert [path.name for path in store.root.glob(".*")] == []  # no lock, nothing removed
+    assert [path.name for path in store.root.glob(".*")] == []  # there is no lock, and nothing was removed
 
 
 def test_a_removed_model_is_gone_at_once_and_its_bytes_with_the_next_command(

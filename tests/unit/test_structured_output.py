@@ -34,7 +34,8 @@ DIGITS = {"type": "regex", "regex": "[0-9]{3}-[0-9]{2}"}
 
 def make(**options: Any) -> AsyncEngine:
     config = {"bos_token": "<|bos|>", "eos_token": "<|end|>"}
-    wide = {**tiny.CONFIG, "max_position_embeddings": 1024}  # random weights like blanks
+    # a long context, because models with random weights write many blanks
+    wide = {**tiny.CONFIG, "max_position_embeddings": 1024}
     return AsyncEngine(
         tiny.core(config=wide, **options), TextCodec(tiny.tokenizer(), config, tiny.TEMPLATE, 256)
     )

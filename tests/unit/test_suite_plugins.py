@@ -169,7 +169,8 @@ def test_a_file_over_its_budget_is_named_and_three_times_fails(
 ) -> None:
     monkeypatch.setattr(budgets, "PATH", tmp_path / "budgets.json")
     monkeypatch.setattr(budgets, "load", lambda: json.loads((tmp_path / "budgets.json").read_text()))
-    monkeypatch.setattr(budgets, "calibration", lambda: 2 * budgets.REFERENCE)  # half as fast
+    # the machine is half as fast as the reference
+    monkeypatch.setattr(budgets, "calibration", lambda: 2 * budgets.REFERENCE)
     (tmp_path / "budgets.json").write_text('{"a.py": 10, "b.py": 100}')
     run = tmp_path / "run.json"
 
@@ -186,7 +187,8 @@ def test_a_file_over_its_budget_is_named_and_three_times_fails(
     status, told = check(a=81, b=150)
     assert status == 1
     assert "make the tests cheaper" in told
-    status, told = check(a=61, b=150)  # three times, but by 41 seconds of a machine half as fast
+    # three times the budget, but by 41 seconds of a machine that is half as fast
+    status, told = check(a=61, b=150)
     assert (status, "make the tests cheaper" in told) == (0, False)
     status, told = check(c=9)
     assert (status, "c.py: 9 CPU seconds, 1.1 times its budget of 4" in told) == (0, True)

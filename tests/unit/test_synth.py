@@ -14,7 +14,7 @@ from nearfar.build.weights.packed.contract import Wanted
 from nearfar.cli import typer_app
 from nearfar.errors import BuildError
 from nearfar.step.reading import read_model
-from tests.support.architectures import CASES, Case
+from tests.support.architectures import CASES, Case, eager
 
 SMALL = next(case for case in CASES if case.model_type == "llama")
 TEXT = {case.model_type: case for case in CASES if "text_config" not in case.config}
@@ -84,7 +84,9 @@ def test_transformers_loads_every_architecture(case: Case, tmp_path: Path) -> No
     checkpoint = open_checkpoint(tmp_path / "m")
     assert len(checkpoint.tensor_files) > 1
     check_tensors(checkpoint, {name: Wanted(tensor.shape) for name, tensor in shape.tensors.items()})
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "m", output_loading_info=True, **eager(case)
+    )
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert torch.isfinite(model(torch.tensor([[500, 3, 4]])).logits).all()

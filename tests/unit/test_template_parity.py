@@ -101,7 +101,7 @@ def of_transformers(asked: Case) -> str | Exception:
     try:
         compiled = transformers.utils.chat_template_utils._compile_jinja_template(asked["template"])
         return str(compiled.render(**variables(asked)))
-    except Exception as error:  # whatever a template does
+    except Exception as error:  # a template may raise any error
         return error
 
 

@@ -76,7 +76,7 @@ def test_templates_that_make_too_much_are_refused() -> None:
     assert outcome.keys() == {*BOMBS, "memory"}, f"it died after {list(outcome)[-1:]}: {done.stderr[-2000:]}"
     assert outcome.pop("memory") < 400 << 10, "kB more than before"
     for name, reason in outcome.items():
-        assert reason.startswith("the model's chat template refuses"), f"{name}: {reason}"
+        assert reason.startswith("the model's chat template rejects"), f"{name}: {reason}"
         assert "MemoryError" not in reason, name
 
 
@@ -139,7 +139,7 @@ def test_a_template_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("{{ messages[::-1][0].role }} {{ 'a-b'.split('-')[-1] }} {{ x is defined }}", "assistant b False"),
         ("{{ 3000000000 | string | length }}", "10"),
-        (  # SmolLM 3 and LFM 2.5 mark so what the model wrote
+        (  # SmolLM 3 and LFM 2.5 mark in this way what the model wrote
             "{% for m in messages %}{{ m.role }}{%- generation -%} {{ m.content }}{{ loop.index }}\n"
             "{% endgeneration %}|{% endfor %}",
             "usera1\n|assistantb2\n|",

@@ -245,7 +245,7 @@ def test_template_helpers() -> None:
     with pytest.raises(RequestError, match="no x"):
         codec.render_chat([{"role": "x"}])
     escape = TextCodec(tiny.tokenizer(), {}, "{{ messages.__class__.__mro__ }}", None)
-    with pytest.raises(RequestError, match="chat template refuses"):
+    with pytest.raises(RequestError, match="chat template rejects"):
         escape.render_chat([])
     with pytest.raises(RequestError, match="no chat template"):
         TextCodec(tiny.tokenizer(), {}, None, None).render_chat([])

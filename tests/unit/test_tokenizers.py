@@ -62,9 +62,9 @@ def test_a_built_prompt_is_neither_cut_nor_filled(said: dict[str, Any], tmp_path
     done = nearfar("run", out, asked, "--json", "--temperature", 0, "--max-tokens", 8)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["usage"]["prompt_tokens"] == len(asked) + 4  # BOS, who speaks twice, END
+    assert answer["usage"]["prompt_tokens"] == len(asked) + 4  # BOS, two turns, END
     assert answer["choices"][0]["message"]["content"] == "Hi!"
-    (copy,) = out.rglob("tokenizer.json")  # what a browser, mlx-lm and ONNX Runtime read
+    (copy,) = out.rglob("tokenizer.json")  # the copy that a browser, mlx-lm and ONNX Runtime read
     assert json.loads(copy.read_text()) == json.loads(tiny.tokenizer().to_str())
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from nearfar.edge_runtime.text.beside import characters
 from nearfar.edge_runtime.tools.arguments import arguments_of
-from nearfar.edge_runtime.tools.parameters import argument_schema, check_parameters
+from nearfar.edge_runtime.tools.parameters import argument_schema, check_parameters, check_schemas
+from nearfar.errors import RequestError
 
 
 def test_a_chain_of_references_is_followed_to_a_bound() -> None:
@@ -43,3 +44,18 @@ def test_a_conversation_is_as_long_as_all_that_it_says() -> None:
     parts = [{"type": "text", "text": "12345"}, {"type": "text", "text": "678"}]
     said = {"role": "assistant", "content": None, "reasoning_content": "123", "tool_calls": [call]}
     assert characters([{"role": "user", "content": parts}, said]) == 8 + 3 + 50
+
+
+def test_descriptions_of_tools_are_not_what_a_grammar_compiles() -> None:
+    """Claude Code's 24 tools have 65,261 bytes, most of them descriptions."""
+
+    def tools(size: int) -> list[dict[str, Any]]:
+        described = {"description": "x" * 60_000, "x-note": "x" * 60_000, "type": "string"}
+        named = {"properties": {"description": {"type": "string", "maxLength": 9}, "p": described}}
+        return [{"function": {"parameters": {**named, "required": ["y" * size]}}}] * 8
+
+    check_schemas(tools(7_900))
+    with pytest.raises(RequestError, match="65,536"):
+        check_schemas(tools(8_200))
+    with pytest.raises(RequestError, match="65,536"):  # an answer must have this text
+        check_schemas([{"function": {"parameters": {"const": {"description": "x" * 70_000}}}}])

@@ -22,7 +22,7 @@ from tests.support.servers import tiny_checkpoint
 from tests.support.torch_rig import GREEDY, Rig
 
 SAMPLING = "nearfar.fallback_server.torch_engine.sampling"
-late(SAMPLING, "transformers", "torch", "xgrammar")  # skips these tests where one of them is absent
+late(SAMPLING, "transformers", "torch", "xgrammar")  # skips these tests if one of the packages is absent
 
 END = frozenset({257})
 DIGITS = Grammar("regex", "[0-9]{6}")
@@ -45,7 +45,7 @@ def test_a_grammar_that_is_too_slow_ends_its_own_request(
     rig = Rig(checkpoint)
     rig.submit(asked("slow", DIGITS))
     rig.run([asked("free")])
-    while rig.engine.counters.waiting:  # its grammar is still being read
+    while rig.engine.counters.waiting:  # the grammar is still being compiled
         rig.engine.handle(rig.inbox.get(timeout=60))
     while rig.engine.busy:
         rig.engine.turn()
@@ -141,7 +141,7 @@ async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(
         assert len(learnt) == 1
         others = [len(encode(message)) for message in sent if not isinstance(message, Learn)]
         assert max(others) < 2048
-        # With no room, one goes for each that comes; who comes back is sent again.
+        # With no room, each grammar that comes drops another; a grammar that comes again is sent again.
         monkeypatch.setattr(backend, "_learnt", Kept(1))
         sent.clear()
         other = Grammar("regex", "[a-f]{4}")
@@ -172,7 +172,7 @@ def test_what_is_kept_is_bounded_by_bytes() -> None:
     kept: Kept[str, int] = Kept(100)
     assert kept.put("a", 1, 40) == []
     assert kept.put("b", 2, 40) == []
-    assert kept.get("a") == 1  # used, so the other goes first
+    assert kept.get("a") == 1  # `a` was used, so `b` is dropped first
     assert kept.put("c", 3, 50) == ["b"]
     assert kept.put("d", 4, 1000) == ["a", "c"]
     assert (len(kept), kept.bytes, kept.get("d")) == (1, 1000, 4)

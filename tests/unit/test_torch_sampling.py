@@ -155,7 +155,7 @@ def test_the_mask_of_allowed_tokens() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[:, 9] = 5.0
     only = torch.zeros(-(-VOCAB // 32), dtype=torch.int32)
-    only[3] = 1 << 2  # token 98
+    only[3] = 1 << 2  # the bit of token 98
     none = torch.zeros_like(only)
     plain = ours.prepare(Sampling(temperature=0), 0, [0], VOCAB, CPU)
     choices = ours.sample(

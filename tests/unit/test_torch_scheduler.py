@@ -47,7 +47,7 @@ def check(scheduler: Scheduler, chunks: list[Chunk]) -> None:
             if position // PAGE in chunk.known:
                 continue
             page = chunk.pages[position // PAGE]
-            assert written.setdefault(page, chunk.work.id) == chunk.work.id  # one writer
+            assert written.setdefault(page, chunk.work.id) == chunk.work.id  # each page has one writer
             for other in scheduler.running:
                 if other is not chunk.work and other.sequence and page in other.sequence.pages:
                     # Shared in the very step that fills it: readers come after all writers, and start behind
@@ -68,7 +68,7 @@ def test_random_traffic_leaks_nothing_and_ends(seed: int, pages: int, running: i
         if turn < 120 and r.random() < 0.4:
             prompt = [
                 r.randrange(2) for _ in range(r.randint(1, longest - 1))
-            ]  # few tokens, so prefixes are shared
+            ]  # there are few different tokens, so prefixes are shared
             work = Work(f"w{count}", prompt, r.randint(-2, 2), float(turn), whole=r.random() < 0.2)
             ends[work.id] = r.randint(len(prompt) + 1, min(longest, len(prompt) + 30))
             scheduler.add(work)
@@ -79,7 +79,7 @@ def test_random_traffic_leaks_nothing_and_ends(seed: int, pages: int, running: i
         chunks = scheduler.schedule()
         check(scheduler, chunks)
         if len(scheduler):
-            assert chunks  # the first in rank always goes on
+            assert chunks  # the first work in rank always continues
         for work in finish_step(chunks, r.randrange(2)):
             if len(work.tokens) >= ends[work.id]:
                 scheduler.remove(work)

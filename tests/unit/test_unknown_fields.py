@@ -55,8 +55,8 @@ def ask(http: TestClient, agent: str = "tests/1", **more: Any) -> httpx.Response
     [
         ({"repeat_penalty": 1.1, "options": {"num_ctx": 1}}, "repeat_penalty, options"),
         ({"cache_prompt": True, "n_predict": 8, "intent": True}, "cache_prompt, n_predict, intent"),
-        ({"user": {"name": "Ann", "id": "1"}}, "user"),  # Open WebUI
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),  # Continue
+        ({"user": {"name": "Ann", "id": "1"}}, "user"),  # sent by Open WebUI
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),  # sent by Continue
         ({"metadata": {"chat": {"id": 1}}, "store": "yes"}, "metadata, store"),
         ({"messages": [{**HELLO[0], "id": "m1"}, {**HELLO[0], "id": "m2"}]}, "messages.id"),
         (
@@ -83,13 +83,14 @@ def test_nothing_ignored_says_nothing(http: TestClient) -> None:
     [
         ({"temperature": "hot"}, "temperature"),
         ({"n": 0}, "n"),
-        ({"functions": [{"name": "f"}]}, "functions"),  # the model would not know of them
+        ({"functions": [{"name": "f"}]}, "functions"),  # the model would not see the functions
         ({"stop": 3, "repeat_penalty": 1}, "stop"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"web_search_options": {}}, "web_search_options"),
-        ({"structured_outputs": {"regx": "a"}}, "structured_outputs"),  # what is left asks for nothing
+        # the known part of the record asks for nothing
+        ({"structured_outputs": {"regx": "a"}}, "structured_outputs"),
     ],
 )
 def test_a_wrong_value_of_a_known_field_is_still_refused(
@@ -211,7 +212,7 @@ def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, strict: bo
         ("--log-level", "loud", "--log-level must be debug, info, warning, error, not 'loud'"),
         ("--drain", "-5", "--drain must be 0 or more seconds, not -5"),
         ("--max-body", "0", "--max-body must be at least 1, not 0"),
-        ("--replicas", "3", "--replicas 3 goes with --ray"),
+        ("--replicas", "3", "--replicas 3 needs --ray"),
     ],
 )
 def test_the_command_line_refuses_what_no_server_can_do(option: str, value: str, said: str) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from nearfar.build import unread
 from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
+from nearfar.step.defaults import DEFAULTS
 from nearfar.step.models import architectures
 from scripts.freeze_defaults import frozen
 from tests.support.architectures import CASES
@@ -31,7 +30,7 @@ for config in json.load(sys.stdin):
 
 def test_the_frozen_defaults_are_those_of_the_installed_transformers() -> None:
     """Where they are not: python scripts/freeze_defaults.py, and look at what has changed."""
-    kept = json.loads(Path(unread.__file__).with_name(unread.DEFAULTS).read_text(encoding="utf-8"))
+    kept = json.loads(DEFAULTS.read_text(encoding="utf-8"))
     assert kept == frozen()
     assert {"hidden_act", "head_dim"} <= kept["llama"].keys()
 

@@ -106,9 +106,9 @@ def test_a_program_whose_trial_took_the_process_down_is_never_tried_again() -> N
 def test_a_damaged_file_is_as_good_as_none(content: bytes) -> None:
     kept = Kept("digest", GPU)
     kept.keep(["a", "b"], "b")
-    kept.file.write_bytes(content)  # without its hash
+    kept.file.write_bytes(content)  # the file lacks its hash
     assert Kept("digest", GPU).chosen(["a", "b"]) is None
-    write_cache(kept.file, content)  # with it
+    write_cache(kept.file, content)  # the file has its hash
     assert Kept("digest", GPU).chosen(["a", "b"]) is None
     Kept("digest", GPU).keep(["a", "b"], "a")
     assert Kept("digest", GPU).chosen(["a", "b"]) == "a"

@@ -86,7 +86,7 @@ def test_products_of_bytes_are_programs_of_their_own(target: str, feature: str, 
         ]
         assert steps[0]
         assert steps[0] == steps[1]
-    # What a device lacks is said by name.
+    # The error names what a device lacks.
     with pytest.raises(DeviceError, match=f"mobile-f32-int8 needs feature {feature}"):
         made.able_programs(Found(frozenset()), name="mobile-f32-int8")
 

@@ -76,11 +76,11 @@ def dispatch(reads: str, writes: str) -> Dispatch:
 def test_a_barrier_stands_only_where_a_launch_depends_on_another() -> None:
     line = [
         dispatch("a", "b"),
-        dispatch("a", "c"),  # reads what the first reads, writes apart
-        dispatch("b", "d"),  # reads what the first wrote
-        dispatch("c", "e"),  # the second wrote c, but a barrier has stood since
-        dispatch("f", "c"),  # writes what has been read
-        dispatch("g", "c"),  # writes what has been written
+        dispatch("a", "c"),  # reads what the first dispatch reads, writes another buffer
+        dispatch("b", "d"),  # reads what the first dispatch wrote
+        dispatch("c", "e"),  # the second dispatch wrote c, but a barrier came since
+        dispatch("f", "c"),  # writes a buffer that has been read
+        dispatch("g", "c"),  # writes a buffer that has been written
         dispatch("h", "i"),
     ]
     assert barriers(line) == [False, False, True, False, True, True, False]

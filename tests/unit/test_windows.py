@@ -148,7 +148,7 @@ async def test_a_conversation_goes_on_from_its_window_and_an_evicted_one_is_comp
     assert cached == 208, "whole pages of the prompt and the answer"
     assert again == expected(config, longer)
     table = core.scheduler.table
-    while table.index.idle_count(len(table.windows) - 1) > 2:  # windows alone are pushed out
+    while table.index.idle_count(len(table.windows) - 1) > 2:  # only pages of windowed groups are evicted
         table.allocators[-1].free(table.index.evict(len(table.windows) - 1))
     third = [*longer, *prompt(20, 2)]
     text, cached = await collect(core, third)
@@ -172,7 +172,8 @@ async def test_a_snapshot_holds_of_windows_only_the_last_pages(
     assert made.tokens == 288
     assert abs(made.bytes - layers[0] * whole - layers[1] * window - 4 * 288) < 2000, "the rest is the header"
     async with engine() as warm, engine(page_size=32) as coarse, engine(page_size=8) as fine:
-        await collect(warm.core, prompt(40, 5))  # so that the prefix lands on other pages
+        # another prompt first, so that the prefix lands on other pages
+        await collect(warm.core, prompt(40, 5))
         await warm.load_cache(tmp_path / "a.snap")
         assert nothing_held(warm.core)
         assert await collect(warm.core, tokens) == (expected(config, tokens), 288)

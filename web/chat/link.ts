@@ -42,7 +42,7 @@ function numberOf(params: URLSearchParams, name: string): number | undefined {
   const value = Number(text);
   // The engine checks the ranges.
   if (text.trim() === "" || Number.isNaN(value))
-    throw new Error(`${name}=${text} in the address is no number`);
+    throw new Error(`${name}=${text} in the address is not a number`);
   return value;
 }
 

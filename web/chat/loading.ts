@@ -35,7 +35,7 @@ export class Loading {
         return;
       case "reopening":
         // A model that is ready has no other place to show this.
-        this.#stats.textContent = "The device is opened anew: loading the model again";
+        this.#stats.textContent = "The device is being reopened: loading the model again";
         return;
       case "reopened":
         this.#stats.textContent = "";

@@ -36,13 +36,13 @@ export function showDevice(runsOn: string): void {
 }
 
 const REASONS: Readonly<Record<Exclude<ProgramChoice["why"], "only">, string>> = {
-  pinned: "as asked for",
-  software: "a processor stands in for a GPU",
+  pinned: "as requested",
+  software: "this is a software GPU",
   timed: "timed just now",
   kept: "timed at an earlier visit",
   slow: "this GPU is too slow for trials",
   busy: "another tab is trying programs",
-  offline: "the files of the others cannot be had now",
+  offline: "the files of the others cannot be loaded now",
 };
 
 /** Says which program of the artifact runs, and why it is that one. */

@@ -59,7 +59,7 @@ function titleOf(error: unknown): string {
   if (error instanceof ArtifactError) return "The model's files cannot be used";
   if (error instanceof DeviceError) return "This device cannot run the model";
   if (error instanceof CloudError) return "The cloud cannot answer";
-  if (error instanceof RouteError) return "Nobody may answer this";
+  if (error instanceof RouteError) return "Neither device nor cloud may answer this";
   if (error instanceof RequestError) return "The request cannot be answered";
   return "Something went wrong";
 }

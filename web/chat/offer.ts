@@ -32,7 +32,9 @@ export function choose({ url }: ListedModel): void {
     localStorage.setItem(STORAGE, url.href);
   } catch {
     // Storage is full or forbidden, so the next load cannot know which model was chosen.
-    throw new Error("This browser forbids the page to keep which model was chosen. Allow it to keep data.");
+    throw new Error(
+      "This browser does not let the page store which model was chosen. Allow the page to store data.",
+    );
   }
   location.reload();
 }

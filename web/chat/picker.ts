@@ -21,7 +21,7 @@ export function openPicker(models: readonly ListedModel[], artifact: URL): void 
 class Row {
   readonly node = document.createElement("li");
   readonly #button = document.createElement("button");
-  readonly #fit = line("Looking whether it runs here");
+  readonly #fit = line("Checking whether it runs here");
   readonly #facts: HTMLElement;
 
   constructor(

@@ -58,7 +58,7 @@ export function offerTools(able: boolean): void {
   input("tools").disabled = !able;
   element("tools-hint", HTMLParagraphElement).textContent = able
     ? "A calculator, the date and time, units: computed in this page."
-    : "This model calls no tools.";
+    : "This model cannot call tools.";
 }
 
 /** Shows why the tools are unavailable. */
@@ -103,7 +103,7 @@ export function readSettings(): Settings {
   const format = readFormat();
   const raw = input("raw").checked;
   if (raw && format)
-    throw new Error("A text that is continued is no JSON: switch off one of the two in the settings.");
+    throw new Error("A continued text is not JSON: switch off one of the two in the settings.");
   const tools = input("tools").checked && !input("tools").disabled;
   if (tools && (raw || format))
     throw new Error(
@@ -140,7 +140,7 @@ function parsed(text: string): object {
 function numberIn<K extends keyof Sampling>(key: K, id: string): Sampling {
   const field = input(id);
   if (field.validity.badInput)
-    throw new Error(`the setting “${field.labels?.[0]?.textContent ?? id}” is no number`);
+    throw new Error(`the setting “${field.labels?.[0]?.textContent ?? id}” is not a number`);
   // The engine chooses the value of an empty field.
   return field.value === "" ? {} : { [key]: field.valueAsNumber };
 }

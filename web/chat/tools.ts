@@ -85,7 +85,7 @@ export function call({ id, function: { name, arguments: given } }: ToolCall): Ca
 function read(text: string): Given {
   const given: unknown = JSON.parse(text === "" ? "{}" : text);
   if (typeof given !== "object" || given === null || Array.isArray(given))
-    throw new Error("the arguments are no JSON object");
+    throw new Error("the arguments are not a JSON object");
   return given as Given;
 }
 
@@ -110,7 +110,7 @@ function timeIn(timeZone: string | undefined): string {
   try {
     return new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long", timeZone }).format();
   } catch {
-    throw new Error(`${timeZone} is no time zone: name one as Europe/Oslo`);
+    throw new Error(`${timeZone} is not a time zone: name one such as Europe/Oslo`);
   }
 }
 

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { frequenciesOf, type Manifest, type Program, precisionOf } from "../src/artifact/manifest.js";
 import { openManifest, parseManifest } from "../src/artifact/reader.js";
-import { VERSION } from "../src/format/constants.js";
+import { OLDEST, VERSION } from "../src/format/constants.js";
 import { ArtifactError } from "../src/protocol/errors.js";
 import { within } from "../src/storage/http.js";
 import { parsePlan, planNames } from "../src/worker/device/plan.js";
@@ -62,8 +62,9 @@ describe("manifest", () => {
   test("has the short factors of LongRoPE for engines with a short context", () => {
     const short = (invFreq: string) => (m: Sample) =>
       Object.assign(m.ropes.base ?? {}, { short: { inv_freq: invFreq, context: 40 } });
-    const tensor = { name: "short", dtype: "float32", shape: [2], offset: 8, bytes: 8 };
+    const tensor = { name: "short", dtype: "float32", shape: [2], offset: 256, bytes: 8 };
     const { ropes } = parseWith((m) => {
+      Object.assign(m.weights.tensors[1] ?? {}, { offset: 512, shape: [32, 4], bytes: 512 });
       m.weights.tensors.splice(1, 0, tensor);
       short("short")(m);
     }) as Manifest;
@@ -84,23 +85,23 @@ describe("manifest", () => {
   const wrong: [string, RegExp, (manifest: Sample) => void][] = [
     [
       "another format",
-      /no nearfar artifact/,
+      /not an artifact of nearfar/,
       (m) => {
         m.format = "zip";
       },
     ],
     [
       "a newer version",
-      /format version 4, this runtime reads up to 3.*Upgrade/,
+      /format version 5, this runtime reads up to 4.*Upgrade/,
       (m) => {
         m.version = VERSION + 1;
       },
     ],
     [
       "an older version",
-      /format version 2, this runtime reads 3.*Build it again/,
+      /format version 2, this runtime reads from 3 on.*Build it again/,
       (m) => {
-        m.version = VERSION - 1;
+        m.version = OLDEST - 1;
       },
     ],
     [
@@ -227,7 +228,7 @@ describe("manifest", () => {
       "tensors that overlap",
       /rope\.base\.inv_freq and embed\.codes overlap/,
       (m) => {
-        Object.assign(m.weights.tensors[1] ?? {}, { offset: 4, shape: [8, 4], bytes: 128 });
+        Object.assign(m.weights.tensors[1] ?? {}, { offset: 0, shape: [8, 4], bytes: 128 });
       },
     ],
     [
@@ -376,7 +377,7 @@ describe("manifest", () => {
   });
 
   test("that is no JSON is refused", () => {
-    expect(() => parseManifest("<!doctype html>")).toThrow(/manifest\.json is no valid JSON/);
+    expect(() => parseManifest("<!doctype html>")).toThrow(/manifest\.json is not valid JSON/);
   });
 });
 

@@ -47,9 +47,9 @@ describe("a call of the page's tools", () => {
 
   test.each([
     ["calculate", "{}", "expression"],
-    ["calculate", "[1]", "no JSON object"],
+    ["calculate", "[1]", "not a JSON object"],
     ["calculate", "{", "JSON"],
-    ["current_time", '{"time_zone": "Mars/Olympus"}', "no time zone"],
+    ["current_time", '{"time_zone": "Mars/Olympus"}', "not a time zone"],
     ["convert", '{"value": 1, "from": "kg", "to": "m"}', "kg cannot be converted to m"],
     ["convert", '{"value": "1", "from": "kg", "to": "g"}', "expected a number"],
     ["toString", "{}", "no tool toString"],

@@ -256,7 +256,7 @@ describe("a model in WebAssembly", () => {
 
   test("says what a program lacks, and what there is beside one that was asked for", async () => {
     await expect(load(artifact.files, { program: "toy-threads" })).rejects.toThrow(
-      /^WebAssembly cannot run the model here, for want of toy-threads: atomics/,
+      /^WebAssembly cannot run the model here, because it lacks toy-threads: atomics/,
     );
     await expect(load(artifact.files, { program: "other" })).rejects.toThrow(
       "The artifact has the programs toy-threads, toy, not other.",

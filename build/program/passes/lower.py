@@ -55,7 +55,7 @@ class _Lower(relax.PyExprMutator):
         tensors: dict[str, Any] = dict(found.named)
         for kernel, stage in staged.named(name):
             outputs = [a for a in stage.args if a not in tensors]
-            if not outputs:  # an earlier stage has written a part of the output
+            if not outputs:  # an earlier stage has written the other part of the output
                 result = self._in_place(kernel, stage, tensors)
                 outputs = [stage.args[-1]]
             else:
@@ -90,7 +90,7 @@ class _Lower(relax.PyExprMutator):
     def _global(self, name: str, func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
         if name not in self._global_vars:
             # The function gets its name before it is added: of structurally equal functions the builder keeps
-            # only the first, but plans give each its own shapes.
+            # only the first, but each plan needs the shapes of its own function.
             named = func.with_attr("global_symbol", name).with_attr("op_pattern", _OPAQUE)
             self._global_vars[name] = self.builder_.add_func(named, name)
         return self._global_vars[name]

@@ -7,44 +7,21 @@ and is rejected.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nearfar.build.weights.gguf import families
+from nearfar.build.weights.gguf.facts import WINDOW, Config, Facts
 from nearfar.build.weights.gguf.header import Header, Tensor
 from nearfar.errors import CheckpointError
 from nearfar.step.config import EPSILON, MAX_CONTEXT, MAX_LAYERS, ConfigReader
 from nearfar.step.kinds import writes_no_text
 from nearfar.step.rope import FACTOR, THETA
 
-Config = dict[str, Any]
 ROPE_KINDS = ("none", "linear", "yarn", "longrope")
 CAP = (1e-3, 1e6)
 SCALE = (1e-6, 1e6)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Input of the functions that read an architecture's own keys: keys, tensors, the config so far."""
-
-    read: ConfigReader
-    tensors: Mapping[str, Tensor]
-    config: Config
-
-    def factors(self, name: str) -> list[float] | None:
-        """Read a tensor of divisors of frequencies; None where the file has no such tensor."""
-        if name not in self.tensors:
-            return None
-        tensor = self.tensors[name]
-        entry = tensor.entry
-        if tensor.type.dtype is None or len(tensor.shape) != 1 or tensor.shape[0] > self.config["head_dim"]:
-            raise self.read.error(
-                f"tensor {name!r} is {tensor.type.name} {list(tensor.shape)}; expected floats"
-            )
-        with entry.file.open("rb") as stream:
-            stream.seek(entry.offset)
-            return [float(value) for value in np.frombuffer(stream.read(entry.bytes), entry.dtype)]
 
 
 def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
@@ -64,6 +41,8 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
         for key, value in header.metadata.items()
         if key.startswith(prefix)
     }
+    if name == "gemma4":
+        given = families.gemma4_keys(given)
     read = ConfigReader(given, str(header.file), prefix)
     facts = Facts(read, tensors, _common(read, name, tensors))
     facts.config.update(_rope(facts))
@@ -124,7 +103,7 @@ def _rope(facts: Facts) -> Config:
 def _scaling(facts: Facts) -> Config | None:
     read, context = facts.read, facts.config["max_position_embeddings"]
     kind = read.choice("rope.scaling.type", ROPE_KINDS, "linear")
-    read.given("rope.scaling.finetuned")  # has no effect on the computation
+    read.given("rope.scaling.finetuned")  # this key has no effect on the computation
     factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 1.0, *FACTOR), *FACTOR)
     original = read.size("rope.scaling.original_context_length", context, MAX_CONTEXT)
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -139,32 +118,24 @@ def _scaling(facts: Facts) -> Config | None:
     if (factors := facts.factors("rope_freqs.weight")) is not None:
         if kind == "yarn" or (kind == "linear" and factor != 1):
             read.refuse("rope.scaling.type", "none, beside a tensor rope_freqs.weight")
-        # Llama 3's frequencies as divisors, written as longrope without its other settings.
+        # Llama 3's frequencies come as divisors, which is longrope without its other settings.
         both = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "factor": 1.0}
         return {"rope_type": "longrope", **both, "original_max_position_embeddings": context}
     if read.given("rope.scaling.attn_factor") and read.number("rope.scaling.attn_factor", 1.0, *FACTOR) != 1:
         read.refuse("rope.scaling.attn_factor", "1")
     if kind == "yarn":
-        return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+        return families.yarn(facts, factor, original)
     return {"rope_type": kind, "factor": factor} if kind == "linear" and factor != 1 else None
-
-
-def _has(facts: Facts, tensor: str) -> bool:
-    return f"blk.0.{tensor}" in facts.tensors
 
 
 def _llama(facts: Facts) -> None:
     """Read Llama's own keys, and those of Mistral, which has the same architecture name and a window."""
-    facts.config["attention_bias"] = _has(facts, "attn_q.bias")
-    if facts.read.given("attention.sliding_window"):
+    facts.config["attention_bias"] = facts.has("attn_q.bias")
+    if facts.read.given(WINDOW):
         facts.config["model_type"] = "mistral"
-        _window(facts)
+        facts.window()
     else:
-        facts.config["mlp_bias"] = _has(facts, "ffn_gate.bias")
-
-
-def _window(facts: Facts) -> None:
-    facts.config["sliding_window"] = facts.read.size("attention.sliding_window", most=MAX_CONTEXT)
+        facts.config["mlp_bias"] = facts.has("ffn_gate.bias")
 
 
 def _plainly(facts: Facts) -> None:
@@ -172,20 +143,33 @@ def _plainly(facts: Facts) -> None:
 
 
 def _phi3(facts: Facts) -> None:
-    if facts.read.given("attention.sliding_window"):
-        window = facts.read.size("attention.sliding_window", most=MAX_CONTEXT, least=0)
+    if facts.read.given(WINDOW):
+        window = facts.read.size(WINDOW, most=MAX_CONTEXT, least=0)
         facts.config["sliding_window"] = window or None
 
 
 def _granite(facts: Facts) -> None:
-    """Read Granite's four multipliers."""
+    """Read Granite's four multipliers; a dense Granite 4 has the same architecture name. llama.cpp takes
+    `rope.scaling.finetuned` for whether layers rotate.
+    """
+    if not facts.read.flag("rope.scaling.finetuned", True):
+        facts.read.refuse("rope.scaling.finetuned", "true: a Granite whose layers do not rotate is not read")
+    inner = facts.config["intermediate_size"]
+    shared = facts.read.size("expert_shared_feed_forward_length", inner)
+    if shared != inner:
+        facts.read.refuse("expert_shared_feed_forward_length", f"{inner:,}, as feed_forward_length is")
+    for key in SSM:  # written for all of Granite 4, also where no layer is recurrent
+        facts.read.given(f"ssm.{key}")
     scales = {
         "embedding_scale": "embedding_multiplier", "attention.scale": "attention_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
     }  # fmt: skip
     for key, name in scales.items():
         facts.config[name] = facts.read.number(key, None, *SCALE)
-    facts.config["attention_bias"] = _has(facts, "attn_q.bias")
+    facts.config["attention_bias"] = facts.has("attn_q.bias")
+
+
+SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 
 
 def _gemma(facts: Facts, largest: int) -> None:
@@ -193,7 +177,7 @@ def _gemma(facts: Facts, largest: int) -> None:
     most layers.
     """
     config, read = facts.config, facts.read
-    _window(facts)
+    facts.window()
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         config[key] = read.number(key, None, *CAP) if read.given(key) else None
     wide = config["num_hidden_layers"] == largest
@@ -211,7 +195,7 @@ def _gemma3(facts: Facts) -> None:
     _gemma(facts, 62)
     read, config = facts.read, facts.config
     config["model_type"] = "gemma3_text"
-    read.number("rope.freq_base", None, *THETA)  # no default is right
+    read.number("rope.freq_base", None, *THETA)  # no default value would be right
     config["rope_local_base_freq"] = read.number("rope.freq_base_swa", 10000.0, *THETA)
     if read.given("attention.sliding_window_pattern"):
         pattern = "attention.sliding_window_pattern"
@@ -220,14 +204,25 @@ def _gemma3(facts: Facts) -> None:
 
 ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "llama": _llama,
+    "mistral3": families.mistral3,
     "qwen2": _plainly,
+    "qwen2vl": families.seeing,
     "qwen3": _plainly,
+    "qwen3vl": families.seeing,
+    "gemma": _plainly,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": families.gemma4,
     "phi3": _phi3,
     "granite": _granite,
     "smollm3": _plainly,
-    "olmo2": _plainly,
+    "olmo2": families.olmo2,
     "ernie4_5": _plainly,
+    "exaone4": families.exaone4,
+    "chatglm": families.glm,
+    "glm4": families.glm,
+    "hunyuan-dense": families.hunyuan,
+    "seed_oss": families.seed_oss,
+    "arcee": families.arcee,
 }
 """The functions that read an architecture's own keys, by llama.cpp's names."""

@@ -62,16 +62,23 @@ TYPES: Mapping[int, Type] = {
     12: Type("Q4_K", 256, 144),
     13: Type("Q5_K", 256, 176),
     14: Type("Q6_K", 256, 210),
+    16: Type("IQ2_XXS", 256, 66),
+    17: Type("IQ2_XS", 256, 74),
+    18: Type("IQ3_XXS", 256, 98),
+    19: Type("IQ1_S", 256, 50),
     20: Type("IQ4_NL", 32, 18),
+    21: Type("IQ3_S", 256, 110),
+    22: Type("IQ2_S", 256, 82),
     23: Type("IQ4_XS", 256, 136),
+    29: Type("IQ1_M", 256, 56),
     30: Type("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
+    34: Type("TQ1_0", 256, 54),
+    35: Type("TQ2_0", 256, 66),
     39: Type("MXFP4", 32, 17),
 }
 """The supported types of tensors, by ggml's numbers."""
 OTHER_TYPES: Mapping[int, str] = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
-    40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4",
 }  # fmt: skip
 """Names of unsupported types, for messages."""
 
@@ -206,7 +213,7 @@ class _Reader:
         """Read one metadata value of a type."""
         if kind in NUMBERS:
             found = self._number(NUMBERS[kind], key)
-            # A float32 as its shortest decimal, as config.json has it.
+            # A float32 becomes its shortest decimal, as in config.json.
             return float(str(np.float32(found))) if kind == FLOAT32 else found
         if kind == BOOL:
             return bool(self._bools(1, key)[0])

@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }  # fmt: skip
 LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -28,17 +31,37 @@ LAYER: Mapping[str, str] = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+BEFORE = {"ffn_norm": "pre_feedforward_layernorm"}
 OWN: Mapping[str, Mapping[str, str]] = {
-    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
-    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
+    "chatglm": {"ffn_up": "mlp.gate_up_proj"},
+    "gemma2": BEFORE,
+    "gemma3": BEFORE,
+    "gemma4": {
+        **BEFORE,
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale": "layer_scalar",
+    },
+    "glm4": {
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+    "hunyuan-dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
 """Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that become settings of the config."""
-PAIRED = ("llama", "granite", "smollm3")
+BARE = ("layer_scalar",)
+"""Tensors that transformers names without `.weight`."""
+PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
-ONE_MORE = ("gemma2", "gemma3")
+ONE_MORE = ("gemma", "gemma2", "gemma3")
 """Architectures that store the weights of norms as 1 + w."""
 
 
@@ -50,8 +73,10 @@ def tensor_name(architecture: str, name: str) -> str:
     layer, part, kind = found.groups()
     if layer is None:
         return f"{TOP[part]}.{kind}" if part in TOP else name
-    table = {**LAYER, **OWN.get(architecture, {})}
-    return f"model.layers.{int(layer)}.{table[part]}.{kind}" if part in table else name
+    found_in = {**LAYER, **OWN.get(architecture, {})}.get(part)
+    if found_in is None:
+        return name
+    return f"model.layers.{int(layer)}.{found_in}" + ("" if found_in in BARE else f".{kind}")
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:

@@ -38,6 +38,15 @@ class Split:
     add_bos: bool = False
 
 
+PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+DEEPSEEK3 = Split(
+    (
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        rf"{PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}",
+    )
+)
 GPT2 = Split(words=True)
 DIGITS = Split((r"\p{N}",), words=True)
 LLAMA3 = Split((_letters(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
@@ -45,6 +54,7 @@ SPLITS: Mapping[str, Split] = {
     "gpt-2": GPT2,
     "phi-2": GPT2,
     "olmo": GPT2,
+    "exaone4": GPT2,
     "smollm": DIGITS,
     "starcoder": DIGITS,
     "refact": DIGITS,
@@ -54,6 +64,10 @@ SPLITS: Mapping[str, Split] = {
     "llama-v3": LLAMA3,
     "dbrx": Split(LLAMA3.patterns),
     "smaug-bpe": Split(LLAMA3.patterns),
+    "chatglm-bpe": Split(LLAMA3.patterns),
+    "glm4": Split(LLAMA3.patterns),
+    "hunyuan-dense": DEEPSEEK3,
+    "seed-coder": Split((rf"{SHORT}|{START}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}",)),
     "qwen2": Split((_letters(r"\p{N}"),), normalizer="NFC"),
     "deepseek-r1-qwen": Split((_letters(r"\p{N}"),)),
     "tekken": Split((_cased("", r"\p{N}"),), ignore_merges=True),

@@ -1,5 +1,5 @@
-"""Converts a GGUF file's metadata to tokenizer.json: byte-level BPE ("gpt2") and SentencePiece's BPE
-("llama").
+"""Converts a GGUF file's metadata to tokenizer.json: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama"),
+and the latter with merges of its own ("gemma4").
 
 The metadata have tokens, their kinds, scores or merges, and under `tokenizer.ggml.pre` llama.cpp's name for
 how a text is split into words.
@@ -21,14 +21,23 @@ from nearfar.edge_runtime.text.files import TEMPLATE, TOOL_TEMPLATE, ChatTemplat
 from nearfar.errors import CheckpointError
 
 PREFIX = "tokenizer.ggml."
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # 6: a byte
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # type 6 is a byte
 SPECIAL_IDS = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }  # fmt: skip
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 ENDINGS = frozenset(
-    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>")
+    (
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+    )
 )
 """Control tokens that end an answer, also where a file names only another end token."""
 READ = frozenset(
@@ -41,6 +50,8 @@ READ = frozenset(
         "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id", *SPECIAL_IDS.values(), *ENDS,
     )
 )  # fmt: skip
+SPACED = ("llama", "gemma4")
+"""The models whose tokens have ▁ for a space."""
 KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>", "<|system|>", "<|end|>", "<|user|>")
 NEUTRAL: Mapping[str, object] = {"remove_extra_whitespaces": False, "add_sep_token": False}
 
@@ -77,7 +88,7 @@ class Vocabulary:
     def token(self, key: str) -> int | None:
         """A checked token id; None where the file has none."""
         found = self.get(key, int)
-        if found is None or found == 0xFFFFFFFF:  # how a signed -1 is stored
+        if found is None or found == 0xFFFFFFFF:  # 0xFFFFFFFF is a stored -1
             return None
         if not 0 <= found < len(self.tokens):
             raise self.error(f"{PREFIX}{key} is {found:,}, there are {len(self.tokens):,} tokens")
@@ -98,10 +109,10 @@ def read_tokenizer(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> 
     model = words.get("model", str, "")
     if model == "gpt2":
         made, add_bos = _byte_level(words)
-    elif model == "llama":
-        made, add_bos = _sentencepiece(words), True
+    elif model in SPACED:
+        made, add_bos = _sentencepiece(words, model == "gemma4"), True
     else:
-        raise words.error(f"{PREFIX}model is {model!r}; those read are gpt2 and llama")
+        raise words.error(f"{PREFIX}model is {model!r}; those read are gpt2, {', '.join(SPACED)}")
     made["added_tokens"] = _added(words)
     made["post_processor"] = _around(words, add_bos)
     special = {name: words.token(key) for name, key in SPECIAL_IDS.items()}
@@ -145,19 +156,25 @@ def _byte_level(words: Vocabulary) -> tuple[dict[str, Any], bool]:
             "give other tokens than the model was trained on. Build from the safetensors checkpoint, or "
             "convert it with a recent llama.cpp"
         )
-    merges = words.metadata.get(f"{PREFIX}merges")
-    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
-        raise words.error(f"{PREFIX}merges is missing, or no list of texts")
-    pairs = [tuple(merge.partition(" ")[::2]) for merge in merges]
     ids = {
         token: index
         for index, (token, kind) in reversed(list(enumerate(zip(words.tokens, words.kinds, strict=True))))
         if kind != UNUSED
     }
+    pairs = _pairs(words, ids)
+    return byte_level_model(ids, pairs, split.ignore_merges) | _words(split), split.add_bos
+
+
+def _pairs(words: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """Read the merges; both parts and what they join to must be tokens."""
+    merges = words.metadata.get(f"{PREFIX}merges")
+    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
+        raise words.error(f"{PREFIX}merges is missing, or no list of texts")
+    pairs = [tuple(merge.partition(" ")[::2]) for merge in merges]
     for left, right in pairs:
         if left not in ids or right not in ids or left + right not in ids:
             raise words.error(f"{PREFIX}merges joins {left!r} and {right!r}, which are not all tokens")
-    return byte_level_model(ids, pairs, split.ignore_merges) | _words(split), split.add_bos
+    return pairs
 
 
 def _words(split: Split) -> dict[str, Any]:
@@ -176,10 +193,12 @@ def _words(split: Split) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sentencepiece(words: Vocabulary) -> dict[str, Any]:
-    """Make BPE as in SentencePiece: all pairs that join to a token merge, the best score first."""
+def _sentencepiece(words: Vocabulary, merged: bool) -> dict[str, Any]:
+    """Make BPE as in SentencePiece: all pairs that join to a token merge, the best score first. `merged`: the
+    file has a list of merges, which are taken instead.
+    """
     scores = words.metadata.get(f"{PREFIX}scores")
-    if words.metadata.get(f"{PREFIX}merges") is not None:
+    if not merged and words.metadata.get(f"{PREFIX}merges") is not None:
         raise words.error(f"{PREFIX}merges beside {PREFIX}model llama is not supported")
     if not isinstance(scores, np.ndarray) or len(scores) != len(words.tokens):
         raise words.error(f"{PREFIX}scores is missing, or not a number for each token")
@@ -190,12 +209,13 @@ def _sentencepiece(words: Vocabulary) -> dict[str, Any]:
     ids = {token: index for index, token in reversed(list(enumerate(texts)))}
     normal = words.of_kind(NORMAL)
     if words.architecture.startswith("gemma"):
-        best = dict.fromkeys(normal, 0.0)  # their ids are in the order of merges, their scores are not
+        # the ids of these tokens are in the order of merges, but their scores are not
+        best = dict.fromkeys(normal, 0.0)
     else:
         best = {token: -float(scores[token]) for token in normal}
     unknown = words.token("unknown_token_id")
     unknown = next(iter(words.of_kind(UNKNOWN)), None) if unknown is None else unknown
-    merges = bpe_merges(ids, texts, best)
+    merges = _pairs(words, ids) if merged else bpe_merges(ids, texts, best)
     prefix = words.get("add_space_prefix", bool, True)
     return byte_fallback_model(ids, merges, None if unknown is None else texts[unknown], prefix)
 
@@ -203,7 +223,7 @@ def _sentencepiece(words: Vocabulary) -> dict[str, Any]:
 def _added(words: Vocabulary) -> list[dict[str, Any]]:
     """The added tokens, which are matched as wholes in a text: unknown, control and user-defined tokens."""
     special = set(words.of_kind(UNKNOWN, CONTROL))
-    plain = words.get("model", str, "") == "llama"
+    plain = words.get("model", str, "") in SPACED
     seen: set[str] = set()
     added = []
     for token in words.of_kind(UNKNOWN, CONTROL, USER_DEFINED):

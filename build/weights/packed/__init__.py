@@ -15,12 +15,13 @@ from nearfar.build.weights.packed.gguf import Gguf
 from nearfar.build.weights.packed.gptq import Gptq
 from nearfar.build.weights.packed.mlc import Mlc
 from nearfar.build.weights.packed.mlx import Mlx
+from nearfar.build.weights.packed.mxfp4 import Mxfp4
 from nearfar.build.weights.packed.settings import quantization_config
 from nearfar.errors import CheckpointError
 from nearfar.step.config import show
 
 _READERS: tuple[Callable[[Checkpoint], Packed | None], ...] = (
-    Mlx.of, Awq.of, Gptq.of, CompressedTensors.of, Fp8.of, BitsAndBytes.of, Gguf.of, Mlc.of,
+    Mlx.of, Awq.of, Gptq.of, CompressedTensors.of, Fp8.of, BitsAndBytes.of, Mxfp4.of, Gguf.of, Mlc.of,
 )  # fmt: skip
 FORMATS: Mapping[str, Callable[[Checkpoint], Packed | None]] = dict(zip(PACKED, _READERS, strict=True))
 """The readers of the formats, by name. A reader gives None for a checkpoint of another format, and raises

@@ -16,6 +16,7 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.packed.contract import Carried, Shape, Wanted, most_common
 from nearfar.build.weights.quantize import F32, LARGEST, Scheme
 from nearfar.errors import CheckpointError
+from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.quantized import QuantTensor
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -23,6 +24,22 @@ F16 = npt.NDArray[np.float16]
 
 SMALLEST = 2.0**-14
 """The smallest normal float16: a smaller step counts as this, since errors below it do not matter."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Scales and biases in two levels, as QuantTensor has them: uint8 [n, groups], and float16 [n,
+    superblocks, 2].
+    """
+
+    scales: npt.NDArray[np.uint8]
+    biases: npt.NDArray[np.uint8]
+    units: F16
+
+    def reshape(self, n: int) -> Levels:
+        """Read values that were read by blocks as those of n rows."""
+        scales, biases = self.scales.reshape(n, -1), self.biases.reshape(n, -1)
+        return Levels(scales, biases, self.units.reshape(n, -1, 2))
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,8 @@ class Affine:
     codes: npt.NDArray[np.uint8]
     scales: Floats
     biases: Floats
+    levels: Levels | None = None
+    """The scales and biases as the checkpoint stores them, if it does so in two levels."""
 
     def weights(self) -> F32:
         """Dequantize to float32 [n, k]; computed in float64, since biases can nearly cancel products."""
@@ -43,8 +62,21 @@ class Affine:
         wide += self.biases[..., None].astype(np.float64)
         return wide.reshape(n, k).astype(np.float32)
 
-    def carried(self, bits: int, name: str) -> Carried:
-        """The rows with float16 scales and biases, and the error of that rounding; errors as `near`."""
+    def carried(self, bits: int, name: str, how: Scales = PAIRS) -> Carried:
+        """The rows with float16 scales and biases, and the error of that rounding; errors as `near`. If `how`
+        has two levels, the rows are as the checkpoint has them.
+        """
+        if how.superblock:
+            assert self.levels is not None, name
+            units = self.levels.units
+            if not np.isfinite(units).all():
+                row = int(np.argwhere(~np.isfinite(units))[0][0])
+                raise CheckpointError(
+                    f"tensor {name!r} has scales of superblocks that are not finite, such as in row {row} of "
+                    "a slice: the file is damaged, download or convert it again"
+                )
+            codes = self.levels.scales, self.levels.biases
+            return Carried(QuantTensor.of_codes(self.codes, *codes, bits, units))
         (scales, biases), step, rounded = near(self.scales, self.biases, bits, name)
         return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), step, rounded)
 
@@ -84,6 +116,11 @@ class Format(ABC):
         self._held: dict[str, tuple[str, ...]] = {}
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """No lines, unless a format overrides this."""
+        return ()
+
+    @property
     def scheme(self) -> Scheme | None:
         """The most common scheme of the matrices."""
         return most_common(self.tensors.values())
@@ -119,7 +156,7 @@ class Format(ABC):
             self._held[base] = tuple(name for name in inside if name != f"{base}.bias")
         return self._held[base]
 
-    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+    def carry(self, tensor: str, start: int, stop: int, scales: Scales = PAIRS) -> Carried:
         """Carry nothing over, unless a format overrides this."""
         raise NotImplementedError(tensor)
 
@@ -135,11 +172,11 @@ class AffineFormat(Format):
     def affine(self, base: str, start: int, stop: int) -> Affine:
         """Rows of the matrix `base.weight`, in groups of consecutive inputs."""
 
-    def carry(self, tensor: str, start: int, stop: int) -> Carried:
-        """The checkpoint's codes, with scales and biases in float16."""
+    def carry(self, tensor: str, start: int, stop: int, scales: Scales = PAIRS) -> Carried:
+        """The checkpoint's codes, with scales and biases in float16, or as the checkpoint has them."""
         scheme = self.tensors[tensor]
         assert scheme is not None, tensor
-        return self.affine(base_of(tensor), start, stop).carried(scheme.bits, tensor)
+        return self.affine(base_of(tensor), start, stop).carried(scheme.bits, tensor, scales)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
         """The dequantized rows."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.codes import BITS
-from nearfar.kernels.quantized import GROUPS, QuantTensor
+from nearfar.kernels.quantized import GROUPS, Held, QuantTensor
 
 Shape = tuple[int, ...]
 FINER = 2
@@ -64,6 +65,11 @@ class Packed(Protocol):
         """The quantized matrices, each with the scheme that holds its codes exactly; None where none does."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about codes that are carried over."""
+        ...
+
     def kind(self, tensor: str) -> str:
         """How a matrix is quantized, in the format's words: Q6_K, GPTQ q4 in groups of 32."""
         ...
@@ -80,9 +86,9 @@ class Packed(Protocol):
         """The checkpoint's tensors that hold a matrix."""
         ...
 
-    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+    def carry(self, tensor: str, start: int, stop: int, scales: Scales = PAIRS) -> Carried:
         """Rows [start, stop) of a matrix with a scheme, in the scheme's bits, and in groups of its size or a
-        multiple of it. Raises CheckpointError for invalid data.
+        multiple of it. `scales`: those of the scheme, or PAIRS. Raises CheckpointError for invalid data.
         """
         ...
 
@@ -102,11 +108,13 @@ def scheme_for(bits: int, group: int, k: int) -> Scheme | None:
     return max((s for s in found if s.fits(k)), key=lambda s: s.group_size, default=None)
 
 
-def held_in(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
-    """The scheme that holds a scheme's codes exactly in the group sizes `groups`: with the largest that
-    divides its own; None where none does.
+def held_in(scheme: Scheme, held: Held) -> Scheme | None:
+    """The scheme that holds a scheme's codes exactly in what a target can store: its own, or float16 pairs in
+    the largest groups that divide its own; None where there are none.
     """
-    found = [size for size in groups if scheme.group_size % size == 0]
+    if scheme.group_size in held.groups and scheme.scales in held.scales:
+        return scheme
+    found = [size for size in held.groups if scheme.group_size % size == 0]
     return Scheme(scheme.bits, max(found)) if found else None
 
 
@@ -123,8 +131,12 @@ def finer(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
 
 
 def joint(schemes: Iterable[Scheme]) -> Scheme:
-    """The scheme that holds the codes of all these schemes exactly: the most bits, the smallest group."""
+    """The scheme that holds the codes of all these schemes exactly: the one that they share, or float16 pairs
+    with the most bits and the smallest group.
+    """
     found = list(schemes)
+    if len(set(found)) == 1:
+        return found[0]
     return Scheme(max(scheme.bits for scheme in found), min(scheme.group_size for scheme in found))
 
 

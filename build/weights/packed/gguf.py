@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.gguf.container import GgufCheckpoint
+from nearfar.build.weights.gguf.header import Type
 from nearfar.build.weights.packed.affine import Affine, AffineFormat
-from nearfar.build.weights.packed.contract import Wanted, scheme_for
+from nearfar.build.weights.packed.contract import Wanted
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
+from nearfar.kernels.quantized import GROUPS
+
+MUCH = 1.5
+"""The least growth of a type's weights that is told to the user."""
+
+
+def _growth(kind: Type) -> float:
+    """How many times the space of the file a type's codes take, with a float16 scale and bias a group."""
+    blocks = BLOCKS[kind.name]
+    return (blocks.bits + 32 / min(blocks.group, GROUPS[-1])) * kind.block / (8 * kind.bytes)
 
 
 class Gguf(AffineFormat):
@@ -19,9 +30,7 @@ class Gguf(AffineFormat):
             name: tensor.type for name, tensor in checkpoint.tensors.items() if tensor.type.dtype is None
         }
         found = {
-            name: scheme_for(
-                BLOCKS[kind.name].bits, BLOCKS[kind.name].group, checkpoint.tensors[name].shape[-1]
-            )
+            name: BLOCKS[kind.name].scheme(checkpoint.tensors[name].shape[-1])
             for name, kind in self._types.items()
         }
         super().__init__(checkpoint, found)
@@ -33,6 +42,20 @@ class Gguf(AffineFormat):
             return None
         packed = Gguf(checkpoint)
         return packed if packed.tensors else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line about types whose exact codes take much more space than the file."""
+        wide = {kind.name: _growth(kind) for kind in self._types.values() if _growth(kind) >= MUCH}
+        if not wide:
+            return ()
+        told = ", ".join(
+            f"{name} ({BLOCKS[name].bits} bits, {wide[name]:.1f} times)" for name in sorted(wide)
+        )
+        return (
+            f"weights of {told} are kept exactly, in codes that take more space than the file: build with "
+            "--requantize q4 for small ones, at a loss",
+        )
 
     def kind(self, tensor: str) -> str:
         """The matrix's type in GGUF, such as Q6_K."""

@@ -9,16 +9,19 @@ occurs: float16 times at most 8 bits).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights.packed.affine import Affine
+from nearfar.build.weights.packed import gguf_grids
+from nearfar.build.weights.packed.affine import F16, Affine, Levels
+from nearfar.build.weights.packed.contract import scheme_for
 from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
-from nearfar.build.weights.quantize import F32
+from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 
 Bytes = npt.NDArray[Any]
 """Arrays of uint8; shifts lose the dtype in NumPy's annotations."""
@@ -29,18 +32,32 @@ IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69,
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block type: the `bits` that hold its codes, groups of `group` weights, and the function that reads
-    it.
+    """A block type: the `bits` that hold its codes, groups of `group` weights, the function that reads it,
+    and the way of storing scales that takes the bytes of the type.
     """
 
     bits: int
     group: int
     read: Callable[[Bytes], Affine]
+    scales: Scales = PAIRS
+
+    def scheme(self, k: int) -> Scheme | None:
+        """The scheme that holds rows of k weights exactly."""
+        found = scheme_for(self.bits, self.group, k)
+        if found is None or found != Scheme(self.bits, self.group):
+            return found
+        exact = Scheme(self.bits, self.group, self.scales)
+        return exact if exact.fits(k) else found
 
 
 def _half(blocks: Bytes, at: int) -> F32:
     """Read the float16 at a byte of each block, as float32 [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+    return _float16(blocks, at).astype(np.float32)
+
+
+def _float16(blocks: Bytes, at: int) -> F16:
+    """Read the float16 at a byte of each block, [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")
 
 
 def _nibbles(packed: Bytes) -> Bytes:
@@ -55,6 +72,23 @@ def _bits(words: Bytes) -> Bytes:
 
 def _centred(codes: Bytes, scales: F32, zero: int) -> Affine:
     return Affine(codes, scales, scales * np.float32(-zero))
+
+
+def _with_minima(codes: Bytes, scales: Bytes, minima: Bytes, unit: F16, least: F16) -> Affine:
+    """Weights unit · scale · code − least · minimum; scales and minima are uint8 [blocks, groups]."""
+    levels = Levels(scales, minima, np.concatenate([unit, least], axis=1))
+    wide, below = unit.astype(np.float32), least.astype(np.float32)
+    return Affine(codes, wide * scales, -below * minima, levels)
+
+
+def _signed(codes: Bytes, scales: Bytes, bits: int, zero: int, unit: F16) -> Affine:
+    """Weights unit · (scale − 2^(bits − 1)) · (code − zero); scales are uint8 [blocks, groups] of `bits`
+    bits.
+    """
+    levels = Levels(scales, np.zeros_like(scales), np.concatenate([unit, np.zeros_like(unit)], axis=1))
+    centred = scales.astype(np.float32) - np.float32(1 << (bits - 1))
+    made = _centred(codes, unit.astype(np.float32) * centred, zero)
+    return replace(made, levels=levels)
 
 
 def _q4_0(b: Bytes) -> Affine:
@@ -86,8 +120,8 @@ def _quarters(packed: Bytes, count: int) -> Bytes:
 
 
 def _q2_k(b: Bytes) -> Affine:
-    scales = _half(b, 80) * (b[:, :16] & 15)
-    return Affine(_quarters(b[:, 16:80], len(b)), scales, -_half(b, 82) * (b[:, :16] >> 4))
+    codes = _quarters(b[:, 16:80], len(b))
+    return _with_minima(codes, b[:, :16] & 15, b[:, :16] >> 4, _float16(b, 80), _float16(b, 82))
 
 
 def _q3_k(b: Bytes) -> Affine:
@@ -95,8 +129,8 @@ def _q3_k(b: Bytes) -> Affine:
     packed = b[:, 96:108]
     low = _nibbles(packed[:, :8])
     top = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(len(b), 16)
-    scales = _half(b, 108) * ((low | top << 4).astype(np.int8) - 32)
-    return _centred(_quarters(b[:, 32:96], len(b)) | high << 2, scales, 4)
+    codes = _quarters(b[:, 32:96], len(b)) | high << 2
+    return _signed(codes, low | top << 4, 6, 4, _float16(b, 108))
 
 
 def _six(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -110,20 +144,20 @@ def _six(packed: Bytes) -> tuple[Bytes, Bytes]:
 def _q4_k(b: Bytes) -> Affine:
     scales, minima = _six(b[:, 4:16])
     codes = _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(len(b), 256)
-    return Affine(codes, _half(b, 0) * scales, -_half(b, 2) * minima)
+    return _with_minima(codes, scales, minima, _float16(b, 0), _float16(b, 2))
 
 
 def _q5_k(b: Bytes) -> Affine:
     scales, minima = _six(b[:, 4:16])
     high = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(len(b), 256)
     codes = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(len(b), 256) | high << 4
-    return Affine(codes, _half(b, 0) * scales, -_half(b, 2) * minima)
+    return _with_minima(codes, scales, minima, _float16(b, 0), _float16(b, 2))
 
 
 def _q6_k(b: Bytes) -> Affine:
     low = _nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(len(b), 256)
-    scales = _half(b, 208) * np.ascontiguousarray(b[:, 192:208]).view(np.int8)
-    return _centred(low | _quarters(b[:, 128:192], len(b)) << 4, scales, 32)
+    codes = low | _quarters(b[:, 128:192], len(b)) << 4
+    return _signed(codes, b[:, 192:208] ^ 128, 8, 32, _float16(b, 208))
 
 
 def _iq4_nl(b: Bytes) -> Affine:
@@ -144,19 +178,28 @@ def _mxfp4(b: Bytes) -> Affine:
 
 
 BLOCKS: Mapping[str, Blocks] = {
-    "Q4_0": Blocks(4, 32, _q4_0),
+    "Q4_0": Blocks(4, 32, _q4_0, SYMMETRIC),
     "Q4_1": Blocks(4, 32, _q4_1),
-    "Q5_0": Blocks(5, 32, _q5_0),
+    "Q5_0": Blocks(5, 32, _q5_0, SYMMETRIC),
     "Q5_1": Blocks(5, 32, _q5_1),
-    "Q8_0": Blocks(8, 32, _q8_0),
-    "Q2_K": Blocks(2, 16, _q2_k),
-    "Q3_K": Blocks(3, 16, _q3_k),
-    "Q4_K": Blocks(4, 32, _q4_k),
-    "Q5_K": Blocks(5, 32, _q5_k),
-    "Q6_K": Blocks(6, 16, _q6_k),
+    "Q8_0": Blocks(8, 32, _q8_0, SYMMETRIC),
+    "Q2_K": Blocks(2, 16, _q2_k, OF_GGUF["Q2_K"]),
+    "Q3_K": Blocks(3, 16, _q3_k, OF_GGUF["Q3_K"]),
+    "Q4_K": Blocks(4, 32, _q4_k, OF_GGUF["Q4_K"]),
+    "Q5_K": Blocks(5, 32, _q5_k, OF_GGUF["Q5_K"]),
+    "Q6_K": Blocks(6, 16, _q6_k, OF_GGUF["Q6_K"]),
     "IQ4_NL": Blocks(8, 32, _iq4_nl),
     "IQ4_XS": Blocks(8, 32, _iq4_xs),
     "MXFP4": Blocks(E2M1_BITS, 32, _mxfp4),
+    "TQ1_0": Blocks(2, 256, gguf_grids.tq1_0),
+    "TQ2_0": Blocks(2, 256, gguf_grids.tq2_0),
+    "IQ1_S": Blocks(2, 32, gguf_grids.iq1_s),
+    "IQ1_M": Blocks(5, 16, gguf_grids.iq1_m),
+    "IQ2_XXS": Blocks(8, 32, gguf_grids.iq2_xxs),
+    "IQ2_XS": Blocks(8, 16, gguf_grids.iq2_xs),
+    "IQ2_S": Blocks(8, 16, gguf_grids.iq2_s),
+    "IQ3_XXS": Blocks(6, 32, gguf_grids.iq3_xxs),
+    "IQ3_S": Blocks(4, 32, gguf_grids.iq3_s),
 }
 """The quantized types, by ggml's names."""
 
@@ -165,4 +208,6 @@ def read_rows(kind: str, rows: Bytes, size: int) -> Affine:
     """Read rows uint8 [n, blocks · size] of a type as affine codes [n, k]."""
     n = rows.shape[0]
     found = BLOCKS[kind].read(np.ascontiguousarray(rows).reshape(-1, size))
-    return Affine(found.codes.reshape(n, -1), found.scales.reshape(n, -1), found.biases.reshape(n, -1))
+    levels = found.levels and found.levels.reshape(n)
+    codes, scales, biases = found.codes, found.scales, found.biases
+    return Affine(codes.reshape(n, -1), scales.reshape(n, -1), biases.reshape(n, -1), levels)

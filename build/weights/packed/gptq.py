@@ -24,7 +24,7 @@ from nearfar.kernels.codes import unpack_codes
 from nearfar.step.config import ConfigReader
 
 BITS = (2, 3, 4, 8)
-ALIGNED = 32  # outputs whose zeros fill whole words at any number of bits
+ALIGNED = 32  # the number of outputs whose zeros fill whole words at any number of bits
 
 
 class Gptq(AffineFormat):

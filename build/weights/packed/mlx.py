@@ -21,6 +21,7 @@ from nearfar.build.weights.packed.contract import Carried, Wanted
 from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.errors import CheckpointError
+from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.codes import BITS, unpack_codes
 from nearfar.kernels.quantized import QuantTensor
 
@@ -105,18 +106,18 @@ class Mlx(AffineFormat):
             return Affine(codes, scales.astype(np.float32), biases.astype(np.float32))
         return e2m1_affine(codes, _scales(scales.view(np.uint8), own.mode))
 
-    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+    def carry(self, tensor: str, start: int, stop: int, scales: Scales = PAIRS) -> Carried:
         """The rows with the checkpoint's codes; in mode affine the words are copied unchanged."""
         base = base_of(tensor)
         own = self._settings[base]
         if own.mode != "affine":
             return super().carry(tensor, start, stop)
         words = np.asarray(self.checkpoint.read(tensor, start, stop), np.uint32)
-        scales, biases = (
+        wide = [
             self.checkpoint.read(f"{base}.{part}", start, stop).astype(np.float32)
             for part in ("scales", "biases")
-        )
-        half, step, rounded = near(scales, biases, own.bits, tensor)
+        ]
+        half, step, rounded = near(wide[0], wide[1], own.bits, tensor)
         return Carried(QuantTensor(words, *half, own.bits), step, rounded)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -46,6 +46,8 @@ class CpuExecutor:
                 f"{artifact.path} names no library for its program {program.name}: build it again"
             )
         self._library = Library(artifact.path / program.library)
+        params = artifact.manifest.step.parameters
+        self._stacks = {f"weight:{param.name}" for param in params if param.stack > 1}
         self._tensors: dict[tuple[str, tuple[int, ...], str], Tensor] = {}
         self._plans = {
             (function, bucket.size): self._bind(self._layout.launches(function, bucket.size), program)
@@ -154,7 +156,9 @@ class CpuExecutor:
     def _bind(self, launches: Sequence[Launch], program: Program) -> LoadedPlan:
         """A plan with resolved kernels and fixed arguments."""
         bound = [(each.kernel, self._arguments(each, program)) for each in launches]
-        streamed = [_streamed(each, tensors) for each, (_, tensors) in zip(launches, bound, strict=True)]
+        streamed = [
+            _streamed(each, tensors, self._stacks) for each, (_, tensors) in zip(launches, bound, strict=True)
+        ]
         return self._library.bind(bound, streamed)
 
     def _arguments(self, launch: Launch, program: Program) -> list[Tensor]:
@@ -174,13 +178,13 @@ class CpuExecutor:
         return self._tensors[key]
 
 
-def _streamed(launch: Launch, tensors: Sequence[Tensor]) -> Tensor | None:
+def _streamed(launch: Launch, tensors: Sequence[Tensor], stacks: Collection[str]) -> Tensor | None:
     """The largest weight matrix of a launch, which it reads from end to end; None if it reads
-    only vectors.
+    only vectors, or matrices of experts (`stacks`).
     """
     weights = [
         tensor
         for arg, tensor in zip(launch.args, tensors, strict=True)
-        if arg.startswith("weight:") and tensor.struct.ndim > 1
+        if arg.startswith("weight:") and tensor.struct.ndim > 1 and arg.rpartition(".")[0] not in stacks
     ]
     return max(weights, key=lambda tensor: tensor.nbytes, default=None)

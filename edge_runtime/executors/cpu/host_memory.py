@@ -25,6 +25,6 @@ def reserve(count: int) -> npt.NDArray[np.uint8]:
             "model"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+        with contextlib.suppress(OSError):  # the kernel may lack transparent huge pages
             area.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(area, np.uint8, count)  # keeps the mapping alive
+    return np.frombuffer(area, np.uint8, count)  # the array keeps the mapping alive

@@ -158,7 +158,7 @@ class Pool:
         failed = call(self._handle, ctypes.addressof(plan.launches), len(plan.names), *more)
         if failed >= 0:
             raise DeviceError(
-                f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}"
+                f"kernel {plan.names[failed]} (launch {failed}) rejected its arguments: {_raised(self._ffi)}"
             )
 
     def close(self) -> None:
@@ -175,7 +175,8 @@ class Library:
             self._lib = ctypes.CDLL(_own_name(Path(path)))
         except OSError as error:
             raise ArtifactError(f"{path} cannot be loaded: {error}") from error
-        if not hasattr(self._lib, "nf_launch_bytes"):  # older libraries have shorter launches
+        # older libraries have shorter launches and lack this symbol
+        if not hasattr(self._lib, "nf_launch_bytes"):
             raise ArtifactError(f"{path} was made by another version of nearfar: build the artifact again")
         self._lib.nf_pool_new.argtypes = [ctypes.c_int, ctypes.c_int]
         self._lib.nf_pool_new.restype = ctypes.c_void_p
@@ -185,7 +186,7 @@ class Library:
         self._lib.nf_pool_free.restype = None
         self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
         self._lib.nf_replay.restype = ctypes.c_int32
-        if hasattr(self._lib, "nf_profile"):  # older libraries do not have it
+        if hasattr(self._lib, "nf_profile"):  # older libraries lack this function
             self._lib.nf_profile.argtypes = [*self._lib.nf_replay.argtypes, ctypes.c_void_p]
             self._lib.nf_profile.restype = ctypes.c_int32
 
@@ -255,7 +256,7 @@ def _load_ffi() -> ctypes.CDLL:
         )
     package = Path(spec.origin).parent
     if sys.platform == "win32":
-        # The wheel has its C++ runtime in the same folder as the package.
+        # The wheel's C++ runtime lies in a folder beside the package.
         brought = package.with_name("apache_tvm_ffi.libs")
         if brought.is_dir():
             os.add_dll_directory(str(brought))

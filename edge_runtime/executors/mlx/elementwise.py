@@ -43,6 +43,15 @@ class Elementwise:
         act = ACTIVATIONS[kind]
         return self._compile(("glu", kind), lambda gate, up: act(gate) * up, for_product=True)
 
+    def clamped(self, alpha: float, limit: float) -> Binary:
+        """gpt-oss's gate (nearfar.step.ops.Experts.clamp), in the dtype that products read."""
+
+        def gated(gate: mx.array, up: mx.array) -> mx.array:
+            gate = mx.minimum(gate, limit)
+            return (mx.clip(up, -limit, limit) + 1) * gate * mx.sigmoid(alpha * gate)
+
+        return self._compile(("clamped", alpha, limit), gated, for_product=True)
+
     def act(self, kind: Activation) -> Unary:
         """activation(x), in the dtype that products read."""
         return self._compile(("act", kind), ACTIVATIONS[kind], for_product=True)

@@ -61,8 +61,8 @@ class MlxExecutor:
         self.precision, self.program_name = program.precision, program.name
         self._page_size = manifest.cache.page_size
         self._sizes = {name: {f.size for f in buckets} for name, buckets in program.functions.items()}
-        # MLX streams belong to a thread by default; calls here come from one thread at a time, but not always
-        # the same.
+        # MLX streams belong to a thread by default. This stream does not, because calls come from one thread
+        # at a time, but not always from the same one.
         self._stream = mx.new_thread_unsafe_stream(mx.default_device())
         self._closed = False
         self._pending: list[mx.array] = []
@@ -146,7 +146,7 @@ class MlxExecutor:
         if self._closed:
             return
         if self._flying is not None:
-            with contextlib.suppress(RuntimeError):  # failures have been reported
+            with contextlib.suppress(RuntimeError):  # failures of the last step have been reported
                 mx.eval(self._flying)
         self._closed = True
         self._pending, self._flying = [], None

@@ -56,7 +56,7 @@ class Interpreter:
         made: Made = []
         for call in self._walk:
             made += call(made, run)
-        if self._live:  # after the last cache only the wanted rows matter
+        if self._live:  # after the last cache only the wanted rows are needed
             for at, chosen in zip(self._live, run.choose([made[at] for at in self._live]), strict=True):
                 made[at] = chosen
         for call in self._rest:

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from nearfar.edge_runtime.executors.mlx.calls import HEADS, Arrays, Made, Part, Run, Value, whole
 from nearfar.edge_runtime.executors.mlx.reading import Reading
+from nearfar.edge_runtime.executors.mlx.stacks import Pairs
 from nearfar.step import ops
 
 
@@ -94,6 +95,52 @@ def columns(r: Reading, op: ops.Columns) -> Value:
     return r.calls.cut(r.values[op.x], op.start, op.count)
 
 
+def route(r: Reading, op: ops.Route) -> Value:
+    """Return the numbers of the experts [..., L, top], and their weights, float32."""
+    at = r.wide(r.whole(op.x)).at
+    bias = None if op.bias is None else whole(r.weights.vector(op.bias, mx.float32))
+
+    def route(made: Made, run: Run) -> Arrays:
+        x = made[at]
+        scores = mx.sigmoid(x) if op.score == "sigmoid" else mx.softmax(x, axis=-1)
+        keys = scores if bias is None else scores + bias
+        chosen = run.columns(mx.argsort(-keys, axis=-1), 0, op.top)
+        weights = mx.take_along_axis(scores, chosen, axis=-1)
+        if op.normalize is not None:
+            weights = weights / (mx.sum(weights, axis=-1, keepdims=True) + op.normalize)
+        return chosen, weights * op.scale
+
+    return r.calls.add(route, op.top, op.top)
+
+
+def experts(r: Reading, op: ops.Experts) -> Value:
+    first, last = r.weights.stack(op.gate_up), r.weights.stack(op.down)
+    biases = [
+        None
+        if name is None
+        else mx.unflatten(whole(r.weights.vector(name, r.do.dtype)), 0, (stack.count, -1))
+        for name, stack in ((op.gate_up_bias, first), (op.down_bias, last))
+    ]
+    glu = r.do.glu(op.activation) if op.clamp is None else r.do.clamped(*op.clamp)
+    wide = r.do.wide or (lambda x: x)
+    at, (chosen_at, weights_at) = r.narrow(r.whole(op.x)).at, (part.at for part in r.values[op.route])
+
+    def experts(made: Made, run: Run) -> Arrays:
+        chosen, weights = made[chosen_at], made[weights_at]
+        pairs = Pairs(chosen)
+        hidden = first(pairs.rows(made[at]), pairs)
+        if biases[0] is not None:
+            hidden = hidden + biases[0][pairs.experts]
+        gate, up = mx.split(hidden, 2, axis=-1)
+        out = last(glu(gate, up), pairs)
+        if biases[1] is not None:
+            out = out + biases[1][pairs.experts]
+        out = mx.unflatten(pairs.ordered(wide(out)), 0, chosen.shape)
+        return (mx.sum(out * mx.expand_dims(weights, -1), axis=-2),)
+
+    return r.calls.add(experts, last.n)
+
+
 def logits(r: Reading, op: ops.Logits) -> Value:
     """The input of the last product: the Interpreter multiplies the wanted rows later."""
     return (r.narrow(r.whole(op.x)),)
@@ -115,6 +162,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Mul: mul,
     ops.Scale: scale,
     ops.Columns: columns,
+    ops.Route: route,
+    ops.Experts: experts,
     ops.Logits: logits,
     ops.Embedding: embedding,
 }

@@ -104,7 +104,7 @@ class PagedCache:
         """Store keys and values [kv_heads, rows, head_dim] of a layer in `cells`."""
         for index, rows in ((2 * cache, keys), (2 * cache + 1, values)):
             for part, new in zip(self._arrays[index], self._encode(cache, rows), strict=True):
-                part[:, cells] = new  # replaces the array, also in the list
+                part[:, cells] = new  # the assignment replaces the array, also in the list
 
     def attend(self, op: Attend, queries: mx.array, reach: Reach, sinks: mx.array | None) -> mx.array:
         """Attention of rows with the same reach: queries [heads, rows, head_dim] in, [rows, width] out."""
@@ -180,7 +180,7 @@ class PagedCache:
                 )
                 mx.eval(
                     parts
-                )  # one by one, so that only one of the old arrays lives on beside its larger copy
+                )  # the arrays grow one by one, so that only one old array exists beside its larger copy
                 del old
                 self._arrays[index] = parts
         self._pages[group] = pages

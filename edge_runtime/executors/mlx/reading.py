@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from nearfar.edge_runtime.executors.mlx.calls import Arrays, Calls, Part, Value, whole
 from nearfar.edge_runtime.executors.mlx.elementwise import Binary, Elementwise
+from nearfar.edge_runtime.executors.mlx.stacks import Stack
 from nearfar.step.shapes import CacheShape
 
 Product = Callable[[mx.array], Arrays]
@@ -40,6 +41,10 @@ class Weights(Protocol):
     """The parameters of the step, by their names."""
 
     def matrix(self, name: str) -> Matrix: ...
+
+    def stack(self, name: str) -> Stack:
+        """The matrices of experts, one below the other."""
+        ...
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """A vector, in parts that are concatenated."""

@@ -33,7 +33,7 @@ class Results:
             for name in ("tokens", "sampled", "logprob", "top_ids", "top_logprobs")
             if name in shapes
         }
-        # One array for each slot: a step that reads and changes one does not copy the others.
+        # Each slot has an array of its own: a step that reads and changes one does not copy the others.
         self._counts = [mx.zeros(vocab, mx.int32) for _ in range(slots if "counts" in shapes else 0)]
         self._logits = mx.zeros((1, int(shapes[self._end].shape[1])))
         self._hidden: mx.array | None = None

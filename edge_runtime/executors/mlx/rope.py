@@ -65,7 +65,8 @@ class Rope:
         made: dict[tuple[int, ...], tuple[mx.array, mx.array]] = {}
 
         def turn(x: mx.array) -> mx.array:
-            if x.shape not in made:  # once for all layers of a kind, not twice in each product
+            # the table is made once for all layers of a kind, not twice in each product
+            if x.shape not in made:
                 made[x.shape] = mx.broadcast_to(straight, x.shape), mx.broadcast_to(crossed, x.shape)
             wide, signed = made[x.shape]
             first, second = mx.split(x, 2, axis=-1)

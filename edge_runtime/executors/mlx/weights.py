@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.calls import Arrays
+from nearfar.edge_runtime.executors.mlx.stacks import Stack
 from nearfar.errors import ArtifactError
 from nearfar.step.params import Param, TensorPiece
 
@@ -146,6 +147,7 @@ class LoadedWeights:
             assert isinstance(loaded, dict)
             self._tensors.update(loaded)
         self._uses = Counter(tensor for param in params for tensor in param.tensors)
+        self._stacks = {param.name: param.stack for param in params}
         self._matrices: dict[str, Joined] = {}
         self._vectors: dict[str, mx.array] = {}
         self._cast: dict[tuple[str, mx.Dtype], Arrays] = {}
@@ -155,7 +157,7 @@ class LoadedWeights:
                 self._matrices[param.name] = joined = join([Matrix.of(parts, param.k) for parts in made])
                 mx.eval(
                     joined.arrays
-                )  # one by one, so that no more than one is there twice, joined and apart
+                )  # the matrices are joined one by one, so that at most one exists both joined and apart
             else:
                 stacked = mx.concatenate([parts["weight"].astype(mx.float32) for parts in made])
                 self._vectors[param.name] = param.offset + param.scale * stacked
@@ -174,6 +176,13 @@ class LoadedWeights:
         """See reading.Weights."""
         return self._matrices[name]
 
+    def stack(self, name: str) -> Stack:
+        """See reading.Weights."""
+        (matrix,), count = self._matrices[name].matrices, self._stacks[name]
+        weight, *affine = (mx.unflatten(part, 0, (count, -1)) for part in matrix.arrays)
+        scales, biases = affine or (None, None)
+        return Stack(weight, scales, biases, matrix.bits, matrix.group_size)
+
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """See reading.Weights; each dtype is cast once."""
         key = (name, dtype)
@@ -191,6 +200,8 @@ class LoadedWeights:
 
     def _rows(self, name: str, piece: TensorPiece, wide: bool) -> mx.array:
         tensor = self._tensors.get(name)
+        if tensor is not None and piece.stack:
+            tensor = mx.flatten(tensor, 0, 0 if wide and tensor.ndim == 1 else 1)
         end = piece.start + piece.rows
         if tensor is None or len(tensor) < end:
             found = "is not there" if tensor is None else f"has {len(tensor)} rows, not {end}"

@@ -124,7 +124,7 @@ class Memory:
         """
         limit = min(BLOCK_BYTES, self._device.gpu.limits["maxMemoryAllocationSize"])
         out: list[Region] = []
-        group: list[tuple[int, int]] = []  # offset, size
+        group: list[tuple[int, int]] = []  # offset and size of each piece
         end = 0
         for size in sizes:
             room = max(-(-size // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
@@ -139,7 +139,7 @@ class Memory:
         """Free all blocks; the device must be idle."""
         for block in self._blocks:
             self._vk.vkDestroyBuffer(self._device.handle, block.buffer, None)
-            self._vk.vkFreeMemory(self._device.handle, block.memory, None)  # unmaps it too
+            self._vk.vkFreeMemory(self._device.handle, block.memory, None)  # freeing the memory unmaps it
         self._blocks.clear()
 
     def _block(self, group: Sequence[tuple[int, int]], size: int, kind: int, mapped: bool) -> list[Region]:
@@ -203,11 +203,12 @@ class Ring:
         """
         size = -(-data.size // 16) * 16
         if self._at + size > self.region.size:
-            while self._taken and self._taken[0][0] >= self._at:  # of the previous round
+            while self._taken and self._taken[0][0] >= self._at:  # these pieces are of the round before
                 value = self._free_oldest(value)
             self._at = 0
         start, end = self._at, self._at + size
-        while self._taken and self._taken[0][0] < end and start < self._taken[0][1]:  # the oldest lies next
+        # the oldest piece lies next
+        while self._taken and self._taken[0][0] < end and start < self._taken[0][1]:
             value = self._free_oldest(value)
         self._bytes[start : start + data.size] = data
         self._taken.append((start, end, value))
@@ -219,7 +220,7 @@ class Ring:
         now on.
         """
         until = self._taken.popleft()[2]
-        if until >= value:  # recorded, but not yet submitted
+        if until >= value:  # the piece is used by commands that are recorded, but not yet submitted
             value = self._submit() + 1
         self._wait(until)
         return value

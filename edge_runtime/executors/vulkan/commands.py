@@ -251,7 +251,7 @@ class Queue:
     def close(self) -> None:
         """Wait for the device, if it still responds, and free the queue's objects."""
         vk, device = self._vk, self._device.handle
-        self._lib.vkDeviceWaitIdle(device)  # a lost device returns at once, and its objects may be destroyed
+        self._lib.vkDeviceWaitIdle(device)  # a lost device returns at once; its objects may be destroyed
         vk.vkDestroyCommandPool(device, self._pool, None)
         vk.vkDestroySemaphore(device, self._timeline, None)
 

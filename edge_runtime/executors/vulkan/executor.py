@@ -75,7 +75,7 @@ class VulkanExecutor:
         self._regions: dict[str, Region] = {}
         self._landings: dict[tuple[str, int], list[_Landing]] = {}
         self._readback: tuple[Region, int] | None = (
-            None  # where landings are cut from, and how far it is used
+            None  # the buffer from which landings are cut, and the number of used bytes
         )
         self._pages_back: Region | None = None
         self._open: Any = None
@@ -97,11 +97,12 @@ class VulkanExecutor:
         self._pipelines = Pipelines(self._device, self._artifact, self._program, self._regions)
         self._parts.append(self._pipelines)
         self._queue = Queue(self._device)
-        self._parts.append(self._queue)  # closed first: it waits for the device
+        self._parts.append(self._queue)  # The queue is closed first, because closing it waits for the device.
         (ring,) = self._memory.reserve([RING_BYTES], self._memory.kinds.upload, True)
         self._ring = Ring(ring, self._submit, self._queue.wait)
         self._clear()
-        self.prepare("step", self._layout.smallest("step"), later=True)  # while the weights come in
+        # The smallest step is compiled while the weights are uploaded.
+        self.prepare("step", self._layout.smallest("step"), later=True)
         if self._beside is None:
             self._load_weights()
         for name, table in self._layout.rope_tables():

@@ -104,8 +104,9 @@ def matrices(handle: Any) -> set[tuple[int, ...]]:
     names = ("MSize", "NSize", "KSize", "AType", "BType", "CType", "ResultType", "scope")
     try:
         found = vk.vkGetInstanceProcAddr(instance(False).handle, name)(handle)
-    except Exception as error:  # whatever the binding makes of it: nobody may have asked for them
-        log.warning("a Vulkan driver does not tell its cooperative matrices: %s", error)
+    # the binding may raise any error, and the program may not need cooperative matrices
+    except Exception as error:
+        log.warning("a Vulkan driver cannot list its cooperative matrices: %s", error)
         return set()
     return {tuple(int(getattr(each, name)) for name in names) for each in found}
 

@@ -47,7 +47,7 @@ class Pipelines:
         self._file = cache_file(device.gpu.identity, program.kernels.values())
         self._cached = read_cache(self._file)
         with contextlib.suppress(OSError):
-            os.utime(self._file)  # record the use: see trim_cache
+            os.utime(self._file)  # the time of the last use, which trim_cache reads
         with guard(device.gpu.name, "reading its pipeline cache"):
             self._cache = self._create_cache(self._cached)
 
@@ -66,7 +66,8 @@ class Pipelines:
             for argument in launch.args:
                 if argument not in self._regions:
                     raise ArtifactError(f"a plan names {argument!r}, which the manifest does not have")
-            self._layout(len(launch.args))  # here, since the compile threads only read them
+            # the layout is made here, because the compile threads only read layouts
+            self._layout(len(launch.args))
         names = dict.fromkeys(launch.kernel for launch in launches)
         return self._compiler.begin([(name, self._program.kernels[name]) for name in names], later=later)
 
@@ -133,7 +134,8 @@ class Pipelines:
             information = vk.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code)
             module = vk.vkCreateShaderModule(device, information, None)
             try:
-                stage = self._stage(module, kernel)  # held by this name: what takes it has but a copy of it
+                # a variable of its own keeps the record alive, because the binding only copies its address
+                stage = self._stage(module, kernel)
                 wanted = vk.VkComputePipelineCreateInfo(
                     stage=stage,
                     layout=self._layouts[len(kernel.access)][1],

@@ -12,7 +12,7 @@ from nearfar.edge_runtime.executors.vulkan.binding import check, guard, require_
 from nearfar.edge_runtime.executors.vulkan.device import Device
 from nearfar.errors import DeviceError
 
-BOTTOM = 0x2000  # VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT: when everything before has come to its end
+BOTTOM = 0x2000  # VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT: the time when all earlier work has ended
 WIDE, WAIT = 0x1, 0x2  # VK_QUERY_RESULT_64_BIT, VK_QUERY_RESULT_WAIT_BIT
 
 

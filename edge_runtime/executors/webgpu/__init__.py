@@ -48,7 +48,7 @@ def _list() -> Sequence[Listed]:
     driver = f"{info.get('backend_type', '')} {info.get('description', '')}".strip()
     features = tuple(
         sorted(name for name in found.features if name.startswith(("shader-", "subgroup")))
-    )  # not the graphics
+    )  # only the compute API is needed, not graphics
     kind = info.get("adapter_type", "").lower()
     own = class_of(device.described())
     return [Listed("webgpu", info.get("device", ""), kind, driver, features, 0, found.limits, own)]

@@ -91,7 +91,8 @@ class WebGpuExecutor:
         try:
             with self._guard(f"loading weights and {cache}"):
                 self._place()
-                self.prepare("step", self._layout.smallest("step"), later=True)  # while the weights come in
+                # The smallest step is compiled while the weights are uploaded.
+                self.prepare("step", self._layout.smallest("step"), later=True)
                 if beside is None:
                     self._load_weights()
                 for name, table in self._layout.rope_tables():
@@ -329,7 +330,8 @@ class WebGpuExecutor:
         """Compile the kernels of a plan in the background, in the order of their launches."""
         kernels = {launch.kernel: self._program.kernels[launch.kernel] for launch in launches}
         for kernel in kernels.values():
-            self._layout_of(kernel.access)  # here, since the compile threads only read them
+            # the layout is made here, because the compile threads only read layouts
+            self._layout_of(kernel.access)
         return self._compiler.begin(kernels.items(), later=later)
 
     def _dispatch(self, launch: Launch, pipeline: Any) -> Dispatch:

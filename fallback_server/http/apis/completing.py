@@ -19,7 +19,8 @@ async def complete(service: Service, request: Request, body: ChatRequest | Compl
     """Answer a completion. An engine that passes requests on gets the body as received."""
     wanted = asked(service, request, body)
     if service.engine.passes_on and isinstance(request, convert.JsonRequest):
-        wanted = replace(wanted, body=convert.as_it_came(request.read, body))
+        came = convert.as_it_came(request.read, body)
+        wanted = replace(wanted, body=came, passed=True)
     options = body.stream_options
     continuous = bool(options and options.continuous_usage_stats)
     include_usage = continuous or bool(options and options.include_usage)

@@ -14,7 +14,9 @@ from pydantic import Field, field_validator, model_validator
 
 from nearfar.fallback_server.http.apis.asking import Record, known_of, present, with_one_system
 from nearfar.fallback_server.http.fields import (
+    HINT,
     MAX_PARTS,
+    PASSED,
     SILENT,
     AnyJson,
     JsonObject,
@@ -45,7 +47,7 @@ class Block(Strict):
     tool_use_id: Annotated[str, Field(max_length=128)] | None = None
     content: str | Annotated[list[Block], many(MAX_PARTS), few(MAX_PARTS)] | None = None
     is_error: bool | None = None
-    source: Any = None
+    source: Annotated[Any, PASSED] = None
     citations: Annotated[Any, SILENT] = None
     cache_control: Annotated[Any, SILENT] = None
 
@@ -143,7 +145,7 @@ class OutputFormat(Strict):
     place = "output_config.format."
     type: Literal["json_schema"]
     schema_: JsonObject = Field(alias="schema")
-    name: Name | None = None
+    name: Annotated[Name | None, SILENT] = None
 
     @property
     def chat(self) -> Record:
@@ -157,7 +159,7 @@ class OutputConfig(Strict):
     """The effort of thinking, and the format of the answer."""
 
     place = "output_config."
-    effort: Annotated[str, Field(max_length=32)] | None = None
+    effort: Annotated[str | None, Field(max_length=32), HINT] = None
     format: OutputFormat | None = None
 
 
@@ -169,7 +171,7 @@ class CountRequest(Strict):
     system: str | Annotated[list[SystemBlock], many(MAX_PARTS), few(MAX_PARTS)] | None = None
     tools: Annotated[list[CustomTool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     tool_choice: ToolUse | None = None
-    thinking: Thinking | None = None
+    thinking: Annotated[Thinking | None, HINT] = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     cache_control: Annotated[Any, SILENT] = None

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from nearfar.fallback_server.http.apis.asking import Record, with_one_system
 from nearfar.fallback_server.http.fields import (
+    HINT,
     SILENT,
     AnyJson,
     Inputs,
@@ -103,7 +104,7 @@ class Common(Strict):
     stream: bool | None = None
     format: Literal["json", ""] | JsonObject | None = None
     options: Options | None = None
-    think: bool | Annotated[str, Field(max_length=32)] | None = None
+    think: Annotated[bool | Annotated[str, Field(max_length=32)] | None, HINT] = None
     keep_alive: Annotated[Any, SILENT] = None
 
     def fields(self) -> Record:

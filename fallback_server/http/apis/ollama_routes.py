@@ -34,7 +34,7 @@ def add(api: APIRouter, service: Service) -> None:
     @api.post("/chat", response_model=None)
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
-        if not body.messages:  # what a client asks to have a model loaded
+        if not body.messages:  # a request without messages asks to load the model
             return _loaded(service, request, body.model)
         wanted = as_chat(service, request, _name(service, request, body.model), body.chat)
         shape = OllamaShape(wanted.model, chat=True)

@@ -13,7 +13,9 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from nearfar.fallback_server.http.apis.asking import Record, known_of, present, skip, with_one_system
 from nearfar.fallback_server.http.fields import (
+    HINT,
     MAX_PARTS,
+    PASSED,
     SILENT,
     JsonObject,
     Name,
@@ -37,7 +39,7 @@ ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 LOGPROBS = "message.output_text.logprobs"
 """The one value of `include` that this server supports."""
-PASSED = (
+SHARED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "chat_template_kwargs",
 )  # fmt: skip
@@ -51,13 +53,13 @@ class InputPart(Strict):
     type: Annotated[str, Field(max_length=64)]
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
-    detail: Any = None
-    file_id: Any = None
-    file_url: Any = None
-    file_data: Any = None
-    filename: Any = None
-    input_audio: Any = None
+    image_url: Annotated[Any, PASSED] = None
+    detail: Annotated[Any, PASSED] = None
+    file_id: Annotated[Any, PASSED] = None
+    file_url: Annotated[Any, PASSED] = None
+    file_data: Annotated[Any, PASSED] = None
+    filename: Annotated[Any, PASSED] = None
+    input_audio: Annotated[Any, PASSED] = None
 
     @property
     def chat(self) -> Record:
@@ -211,9 +213,9 @@ class TextFormat(Strict):
 
     place = "text.format."
     type: Literal["text", "json_object", "json_schema"]
-    name: Name | None = None
+    name: Annotated[Name | None, SILENT] = None
     schema_: JsonObject | None = Field(None, alias="schema")
-    description: str | None = None
+    description: Annotated[str | None, SILENT] = None
     strict: bool | None = None
 
     @property
@@ -230,14 +232,14 @@ class TextOptions(Strict):
 
     place = "text."
     format: TextFormat | None = None
-    verbosity: Annotated[str, Field(max_length=32)] | None = None
+    verbosity: Annotated[str | None, Field(max_length=32), HINT] = None
 
 
 class Reasoning(Strict):
     """The effort of thinking. Summaries are not made: the answer has the full reasoning."""
 
     place = "reasoning."
-    effort: Annotated[str, Field(max_length=32)] | None = None
+    effort: Annotated[str | None, Field(max_length=32), HINT] = None
     summary: Annotated[str | None, SILENT] = None
     generate_summary: Annotated[str | None, SILENT] = None
 
@@ -246,7 +248,7 @@ class StreamOptions(Strict):
     """Options of a stream. The obfuscation that clients may turn off is never added here."""
 
     place = "stream_options."
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool | None, SILENT] = None
 
 
 class ResponseRequest(SamplingFields, SilentFields):
@@ -325,7 +327,7 @@ def chat_of(body: ResponseRequest, before: list[Record]) -> Record:
     logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     text, reasoning = body.text or TextOptions(), body.reasoning or Reasoning()
     return {
-        **{name: getattr(body, name) for name in PASSED},
+        **{name: getattr(body, name) for name in SHARED},
         "messages": with_one_system(messages),
         "max_completion_tokens": body.max_output_tokens,
         "tools": tools or None,
@@ -381,5 +383,5 @@ def _tools(body: ResponseRequest) -> tuple[list[Record], Any]:
         case AllowedTools() as allowed:
             names = {joined(each.namespace, each.name) for each in allowed.tools}
             return [tool for tool in tools if tool["function"]["name"] in names], allowed.mode
-        case choice:  # a chat refuses "none" and "auto" of no tools no more than this does
+        case choice:  # chats accept "none" and "auto" without tools, and so do responses
             return tools, choice if tools or choice == "required" else None

@@ -59,7 +59,9 @@ def add(api: APIRouter, service: Service) -> None:
         """Return the tokens of a text or of a conversation."""
         if body.messages is not None:
             dumped = body.model_dump(exclude_none=True, by_alias=True)
-            names = ("messages", "tools", "continue_final_message", "chat_template_kwargs")
+            names = (
+                "messages", "tools", "continue_final_message", "add_generation_prompt", "chat_template_kwargs"
+            )  # fmt: skip
             wanted = as_chat(service, request, body.model, {name: dumped.get(name) for name in names})
         else:
             given = {"model": body.model, "prompt": body.prompt or ""}

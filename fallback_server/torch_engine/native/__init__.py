@@ -104,7 +104,7 @@ def compile_decode() -> NativeDecode | None:
     """Compile and load the kernel. Returns None, and logs why, where that fails."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        log.info("no C++ compiler: attention of decode rows goes the slower way, through PyTorch")
+        log.info("there is no C++ compiler, so attention of decode rows runs in PyTorch, which is slower")
         return None
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "decode.so"

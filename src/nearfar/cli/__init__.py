@@ -39,17 +39,17 @@ COMMANDS = {
     "show": "Show the card of a model: licence, context, sampling.",
     "cp": "Copy a model out of the store.",
     "rm": "Remove models from the store.",
-    "doctor": "Say what works on this machine, what is missing, and how to get it.",
+    "doctor": "Check what works on this machine, what is missing, and how to get it.",
     "devices": "List what each target would use on this machine.",
     "cache": "Save and load snapshots of the KV cache.",
     "web": "Serve the chat page with an artifact.",
     "serve": "Serve a model: OpenAI's interface for many clients at once.",
     "keys": "Add an API key to a keys file.",
     "top": "Watch a running server.",
-    "bench": "Measure: load on a server; what each kernel of a step costs.",
-    "route": "Device or cloud: how hard prompts are, what was decided.",
+    "bench": "Measure a server under load, or each kernel of a step.",
+    "route": "Score how hard prompts are, and show routing decisions.",
     "synth": "Write a checkpoint of a published shape with random weights.",
-    "completion": "Print what lets bash, zsh or fish complete commands.",
+    "completion": "Print the script with which bash, zsh or fish complete commands.",
 }
 
 PROGRAM = "nearfar"
@@ -111,7 +111,7 @@ class LazyGroup(typer.core.TyperGroup):
                 raise
             return self._unavailable(name, error)
         function: Callable[..., Any] | typer.Typer = getattr(module, name)
-        if isinstance(function, typer.Typer):  # a group of commands
+        if isinstance(function, typer.Typer):  # the command is a group of commands
             for registered in function.registered_commands:
                 registered.cls = command_class()
             return typer.main.get_command(function)

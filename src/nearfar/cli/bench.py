@@ -13,15 +13,15 @@ class Benches(LazyGroup):
     """The sub-commands, each of which needs its own extra."""
 
     table: ClassVar = {
-        "serve": "Put load on a server: TTFT, TPOT, throughput and goodput.",
-        "kernels": "What each launch of a step costs on a device.",
+        "serve": "Put load on a server and measure TTFT, TPOT, throughput and goodput.",
+        "kernels": "Measure what each launch of a step costs on a device.",
     }
     path: ClassVar = ("bench",)
 
 
 bench = typer.Typer(
     cls=Benches,
-    help="Measure: load on a server; what each kernel of a step costs.",
+    help="Measure a server under load, or each kernel of a step.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

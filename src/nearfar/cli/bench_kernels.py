@@ -25,18 +25,18 @@ Function = Annotated[
 Rows = Annotated[
     int | None,
     typer.Option(
-        help="The bucket: rows of the step. Default: the smallest, 1, which is decode; 256 is prefill. "
-        "They are consecutive tokens of one sequence."
+        help="The bucket: the number of rows of the step, which are consecutive tokens of one sequence. "
+        "Default: the smallest, 1, which is decode; 256 is prefill."
     ),
 ]
 Context = Annotated[
     int | None,
     typer.Option(
-        help="Tokens in the cache, those of the step included: what attention reads. "
-        "Default: 1024, or as many as the model can."
+        help="Tokens in the cache that attention reads, the step's own included. "
+        "Default: 1024, or the model's limit."
     ),
 ]
-Rounds = Annotated[int, typer.Option(help="How often; figures are medians. One more is for warming up.")]
+Rounds = Annotated[int, typer.Option(help="Runs to measure, after one to warm up. Figures are medians.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the table to this file, as SVG.")]
 
@@ -70,7 +70,7 @@ def kernels(
     """
     for path in (as_json, as_plot):
         if path is not None and not path.parent.is_dir():
-            raise RequestError(f"{path.parent} is no folder", "json" if path is as_json else "plot")
+            raise RequestError(f"{path.parent} is not a folder", "json" if path is as_json else "plot")
     folder = kept(artifact)
     with waiting("compiling and timing kernels"):
         load = LoadOptions(

@@ -27,26 +27,33 @@ def serve(
     url: Annotated[
         str, typer.Argument(help="A server with OpenAI's interface, such as http://127.0.0.1:8000.")
     ],
-    mode: Annotated[str, _option("Load", "--mode", "closed, open or both.")] = DEFAULTS.mode,
+    mode: Annotated[
+        str, _option("Load", "--mode", "The kind of load: closed, open or both.")
+    ] = DEFAULTS.mode,
     concurrency: Annotated[
-        str, _option("Load", "--concurrency", "Requests at once: a closed loop for each of these numbers.")
+        str, _option("Load", "--concurrency", "Requests at once: one closed loop for each number.")
     ] = ",".join(map(str, DEFAULTS.concurrency)),
     rate: Annotated[
         str,
         _option(
             "Load",
             "--rate",
-            "Mean requests a second: an open loop for each. Default: the trace's; 1 without.",
+            "Mean requests a second: one open loop for each number. Default: the trace's rate; 1 without a "
+            "trace.",
         ),
     ] = ",".join(map(str, DEFAULTS.rates)),
     requests: Annotated[
         int | None,
-        _option("Load", "--requests", "Of a level. Default: 4 x concurrency, at least 32; open: 256."),
+        _option(
+            "Load", "--requests", "Requests of a level. Default: 4 x concurrency, at least 32; open: 256."
+        ),
     ] = DEFAULTS.requests,
     level_seconds: Annotated[
-        float, _option("Load", "--level-seconds", "After this, no more requests of a level begin.")
+        float, _option("Load", "--level-seconds", "Seconds after which no more requests of a level begin.")
     ] = DEFAULTS.level_seconds,
-    timeout: Annotated[float, _option("Load", "--timeout", "Seconds without a byte.")] = DEFAULTS.timeout,
+    timeout: Annotated[
+        float, _option("Load", "--timeout", "Seconds without a byte after which a request fails.")
+    ] = DEFAULTS.timeout,
     trace: Annotated[
         Path | None,
         _option(
@@ -55,18 +62,20 @@ def serve(
             "Lengths and arrivals of real traffic: Azure's CSV or Mooncake's JSON lines.",
         ),
     ] = WORK.trace,
-    scale: Annotated[float, _option("Requests", "--scale", "Times the lengths of the trace.")] = WORK.scale,
+    scale: Annotated[
+        float, _option("Requests", "--scale", "A factor for the lengths of the trace.")
+    ] = WORK.scale,
     prompt_tokens: Annotated[
-        int, _option("Requests", "--prompt-tokens", "Mean, without a trace.")
+        int, _option("Requests", "--prompt-tokens", "Mean length of prompts, without a trace.")
     ] = WORK.prompt_tokens,
     output_tokens: Annotated[
-        int, _option("Requests", "--output-tokens", "Mean, without a trace.")
+        int, _option("Requests", "--output-tokens", "Mean length of answers, without a trace.")
     ] = WORK.output_tokens,
     spread: Annotated[
-        float, _option("Requests", "--spread", "Of lengths without a trace; 0: all the same.")
+        float, _option("Requests", "--spread", "Spread of the lengths, without a trace; 0: all equal.")
     ] = WORK.spread,
     shared_prefix: Annotated[
-        int, _option("Requests", "--shared-prefix", "Tokens that all prompts begin with, on top.")
+        int, _option("Requests", "--shared-prefix", "Additional tokens with which all prompts begin.")
     ] = WORK.shared_prefix,
     max_prompt: Annotated[
         int | None,
@@ -77,14 +86,15 @@ def serve(
     ] = WORK.max_output,
     seed: Annotated[int, _option("Requests", "--seed", "The same seed sends the same requests.")] = WORK.seed,
     model: Annotated[
-        str | None, _option("Server", "--model", "Default: the first it lists.")
+        str | None,
+        _option("Server", "--model", "The model to measure. Default: the first one that the server lists."),
     ] = DEFAULTS.model,
-    api: Annotated[str, _option("Server", "--api", "completions or chat.")] = DEFAULTS.api,
+    api: Annotated[str, _option("Server", "--api", "The API to call: completions or chat.")] = DEFAULTS.api,
     key: Annotated[
         str | None, _option("Server", "--key", "API key.", envvar="NEARFAR_API_KEY")
     ] = DEFAULTS.key,
     temperature: Annotated[
-        float, _option("Server", "--temperature", "Of the answers.")
+        float, _option("Server", "--temperature", "Temperature of the answers.")
     ] = DEFAULTS.temperature,
     ignore_eos: Annotated[
         bool, _option("Server", "--ignore-eos/--no-ignore-eos", "Ask for answers of full length.")
@@ -126,7 +136,7 @@ def serve(
     )
     for path in (as_json, as_html):
         if path is not None and not path.parent.is_dir():
-            raise RequestError(f"{path.parent} is no folder", "json")
+            raise RequestError(f"{path.parent} is not a folder", "json")
     errors = Console(stderr=True)
     bars = Bars(errors)
     with bars.progress:
@@ -139,7 +149,7 @@ def serve(
     if report.interrupted:
         raise typer.Exit(130)
     if not any(level.ok for level in report.levels):
-        raise NearfarError("no request ended well; see above")
+        raise NearfarError("no request succeeded: see the errors above")
 
 
 def numbers(text: str, kind: type[Any], name: str) -> tuple[Any, ...]:

@@ -47,25 +47,26 @@ def build(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="A Hugging Face model: a local directory, or a hub id such as "
-            "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file, on the hub owner/name-GGUF:Q4_K_M. Weights "
-            f"that are quantized already are kept as they are, where that can be: {', '.join(PACKED)}."
+            help="A Hugging Face model, as a local directory or as a hub id such as "
+            "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file, as a path or as owner/name-GGUF:Q4_K_M. "
+            f"Weights that are quantized already keep their codes, in these formats: {', '.join(PACKED)}."
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write; each target gets a sub-directory.")
+        Path, typer.Option("--output", "-o", help="The directory to write; each target gets a sub-directory.")
     ],
     target: Annotated[
         list[str],
         typer.Option(
-            help=f"Targets: {', '.join(target_names())}; separated by commas, or the option given again."
+            help="Targets to build for, separated by commas or as repeated options: "
+            f"{', '.join(target_names())}."
         ),
     ] = list(DEFAULTS.targets),  # noqa: B006 (typer reads it, nobody changes it)
     quant: Annotated[
         str | None,
         typer.Option(
-            help=f"Weights: q2, q3, q4, q5, q6, q8 or none. Default: {QUANT}, or what a quantized checkpoint "
-            "has."
+            help=f"Quantization of the weights: q2, q3, q4, q5, q6, q8 or none. Default: {QUANT}, or the "
+            "quantization that the checkpoint has."
         ),
     ] = DEFAULTS.quant,
     requantize: Annotated[
@@ -84,52 +85,53 @@ def build(
     quality: Annotated[
         str,
         typer.Option(
-            help="How long to look for good codes. `fast`: the least squared error of the weights. `good`: "
-            "of what each matrix gives for a text, input by input; half a minute for a model of 135 million "
-            "parameters. `best`: with errors that cancel over its inputs (GPTQ); ten (docs/quality.md)."
+            help="How the codes are chosen. `fast` makes the squared error of the weights least. `good` "
+            "makes the error of each matrix's outputs for a text least, input by input; it takes half a "
+            "minute for a model of 135 million parameters. `best` also lets errors of several inputs cancel "
+            "(GPTQ); it takes ten minutes (docs/quality.md)."
         ),
     ] = DEFAULTS.quality,
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="For good and best, and for a cache of 4 bits (--kv-bits): a text file (UTF-8) like what "
-            "the model is for, instead of the prose and documentation that come with nearfar."
+            help="A text file (UTF-8) for the calibration, which --quality good and best and a cache of 4 "
+            "bits (--kv-bits) need. Default: the prose and documentation that come with nearfar."
         ),
     ] = DEFAULTS.calibrate,
     bits: Annotated[
         float | None,
         typer.Option(
-            help="Bits of a weight on average, scales included, such as 4.5: each matrix gets its own, more "
-            "where its errors cost most. With --quality good or best."
+            help="Mean bits of a weight, scales included, such as 4.5. Each matrix gets bits of its own, "
+            "more where errors cost most. Needs --quality good or best."
         ),
     ] = DEFAULTS.bits,
     fit: Annotated[
         str | None,
-        typer.Option(help="The same by the size of all weights, such as 700MB."),
+        typer.Option(help="Like --bits, but with the size of all weights, such as 700MB."),
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="No more positions than these (tokens of prompt and answer). Default: what the model was "
-            "made for. A model with LongRoPE has its short factors alone where this is no more than its "
-            "original context.",
+            help="The most tokens of prompt and answer. Default: the context length of the model. A model "
+            "with LongRoPE gets its short factors alone if this is at most its original context length.",
         ),
     ] = DEFAULTS.context,
     cpu: Annotated[
         list[str],
         typer.Option(
-            help="cpu: the platforms to make programs for, separated by commas, or the option given again: "
+            help="cpu: platforms to compile for, separated by commas or as repeated options: "
             "x86_64-linux, aarch64-linux, aarch64-macos, x86_64-macos, x86_64-windows, aarch64-windows, "
-            "aarch64-android, or `host`. One set of weights serves them all."
+            "aarch64-android, or `host`. All platforms share the weights."
         ),
     ] = list(DEFAULTS.cpu),  # noqa: B006
     cpu_features: Annotated[
         list[str],
         typer.Option(
-            help="cpu: the vector units to make programs for, separated by commas: `native` for this "
-            "machine's instructions, `baseline` for any of its kind, or names such as avx2, avx512, dotprod. "
-            "Default: a program for each kind of processor; a machine takes the best that it can run."
+            help="cpu: vector units to compile for, separated by commas: `native` for this machine's "
+            "instructions, `baseline` for any machine of the platform, or names such as avx2, avx512, "
+            "dotprod. Default: a program for each kind of processor; a machine takes the best one that it "
+            "can run."
         ),
     ] = list(DEFAULTS.cpu_features),  # noqa: B006
     dump_ir: Annotated[
@@ -138,63 +140,67 @@ def build(
     device_class: Annotated[
         list[str],
         typer.Option(
-            help="webgpu, vulkan: kinds of GPUs to make programs for, separated by commas, or the option "
-            "given again; a device takes the program that suits it. Fewer make a smaller artifact, which "
-            "other devices still run, slower. `software` is a processor that plays a GPU."
+            help="webgpu, vulkan: device classes to compile for, separated by commas or as repeated options; "
+            "a device takes the program that suits it. Fewer classes make the artifact smaller; "
+            "other devices still run it, but slower. `software` is for software GPUs."
         ),
     ] = list(DEFAULTS.device_classes),  # noqa: B006
     products: Annotated[
         list[str] | None,
         typer.Option(
-            help="webgpu, vulkan: what a prompt is multiplied as, separated by commas. `float`: as it is. "
-            "`int8`: also programs that round its activations to 8 bits, with a scale for each 32, for GPUs "
+            help="webgpu, vulkan: how prefill multiplies activations, separated by commas. `float`: "
+            "unchanged. `int8`: also programs that round them to 8 bits, with a scale for each 32, for GPUs "
             "with packed integer products; a device takes such a program where it is quicker. It costs "
             "accuracy (docs/decisions/0017 has measurements), and answers are no longer those of the float "
             "programs. `cooperative` (vulkan): also a program that multiplies tiles of float16, for cards "
-            "with cooperative matrices of 16 by 16. Default: float, and where there is such a program, "
-            "cooperative."
+            "with cooperative matrices of 16 by 16. Default: float, and cooperative if there is such a "
+            "program."
         ),
     ] = None,
     kv_bits: Annotated[
         list[str],
         typer.Option(
-            help="The KV caches to make programs for, in bits a value, separated by commas: 16 for floats as "
-            "the model computes, 8 and 4 for codes, which take about a half and a third of the memory. 8 "
-            "costs no quality that we could measure, 4 costs small models some, and has its keys calibrated "
-            "first (--calibrate). "
-            "`nearfar run --kv-bits` then takes one of them. cpu, wasm, webgpu, vulkan; mlx quantizes its "
-            "cache when it is loaded and needs nothing here, onnx has floats alone."
+            help="cpu, wasm, webgpu, vulkan: KV caches to compile for, as bits of a value, separated by "
+            "commas: 16 for floats, 8 and 4 for codes, which take about a half and a third of the memory. 8 "
+            "bits cost no measurable quality, 4 bits cost small models some, and need calibration "
+            "(--calibrate). `nearfar run --kv-bits` takes one of them. An mlx artifact quantizes its cache "
+            "when it is loaded, and onnx has floats alone."
         ),
     ] = list(map(str, DEFAULTS.kv_bits)),  # noqa: B006, B008
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            help="A LoRA adapter that peft has saved, a folder or a hub id, which is merged into the model. "
+            "An adapter alone, in place of the model, is merged into the model that it names.",
+        ),
+    ] = DEFAULTS.adapter,
     embeddings: Annotated[
         bool,
         typer.Option(
             "--embeddings",
-            help="Give embeddings instead of text: the last token's state, normalized. Checkpoints of "
-            "embedding models that sentence-transformers saved say so themselves.",
+            help="Build a model that gives embeddings instead of text: the last token's state, normalized. "
+            "Checkpoints that sentence-transformers saved do not need this option.",
         ),
     ] = False,
     export_function: Annotated[
         bool,
-        typer.Option(
-            "--export-function", help="For mlx: also write the step as a function (see docs/mac.md)."
-        ),
+        typer.Option("--export-function", help="mlx: also write the step as a function (see docs/mac.md)."),
     ] = DEFAULTS.export_function,
     kernel_cache: Annotated[
         bool,
         typer.Option(
             "--kernel-cache/--no-kernel-cache",
-            help="Take compiled kernels of earlier builds, where model shapes, options and nearfar are the "
-            "same, and keep those of this one: in the user's cache folder, or in $NEARFAR_KERNEL_CACHE. The "
-            "artifact is the same either way.",
+            help="Reuse compiled kernels of earlier builds with the same model shapes, options and nearfar, "
+            "and store new ones, in the user's cache folder or in $NEARFAR_KERNEL_CACHE. The artifact is the "
+            "same either way.",
         ),
     ] = DEFAULTS.kernel_cache,
     kernel_figures: Annotated[
         bool,
         typer.Option(
             "--kernel-figures",
-            help="webgpu, vulkan: also compute what each kernel does to a GPU, for `nearfar inspect "
-            "--kernels`: threads, bytes under way, registers and more. It makes a build slower.",
+            help="webgpu, vulkan: also compute figures of each kernel for `nearfar inspect --kernels`: "
+            "threads, bytes in flight, registers and more. It makes a build slower.",
         ),
     ] = DEFAULTS.kernel_figures,
 ) -> None:
@@ -206,11 +212,11 @@ def build(
     targets = _names(target)
     if export_function and "mlx" not in targets:
         raise BuildError(
-            f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
-            "leave it out"
+            f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx, or leave "
+            "out --export-function"
         )
     check_place(out)
-    first_look(checkpoint, context, embeddings)
+    first_look(checkpoint, context, embeddings, adapter)
     with importing("the compiler"):
         from nearfar.edge_runtime.artifact.budget import parse_size
     options = BuildOptions(
@@ -229,12 +235,13 @@ def build(
         products=None if products is None else _names(products),
         kv_bits=_bits(kv_bits),
         embeddings=embeddings,
-        quality=cast(Quality, quality),  # checked where the checkpoint is known
+        quality=cast(Quality, quality),  # the value is checked where the checkpoint is known
         calibrate=calibrate,
         bits=bits,
         fit=None if fit is None else parse_size(fit, "--fit"),
         kernel_cache=kernel_cache,
         kernel_figures=kernel_figures,
+        adapter=adapter,
     )
     console = Console(stderr=True)
     made = build_shown(options, console)

@@ -82,7 +82,7 @@ def load(
     artifact: Kept,
     file: Annotated[Path, typer.Argument(help="The snapshot.")],
     prompt: Annotated[
-        str | None, typer.Argument(help="What follows the snapshot's messages, or its text.")
+        str | None, typer.Argument(help="The prompt behind the snapshot's messages, or behind its text.")
     ] = None,
     sampled: Sampled = SAMPLED,
     on_device: OnDevice = ON_DEVICE,

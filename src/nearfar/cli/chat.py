@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nearfar.cli.drawing import is_terminal, while_read
 from nearfar.cli.groups import with_groups
-from nearfar.cli.models import Model, artifacts_of
+from nearfar.cli.models import Adapter, Model, artifacts_of
 from nearfar.cli.options import (
     LOADED,
     SAMPLED,
@@ -52,6 +52,7 @@ def chat(
     history: Annotated[
         bool, typer.Option(help="Keep what is typed for the next sessions, in a file of this user's data.")
     ] = True,
+    adapter: Adapter = None,
     loaded: Loaded = LOADED,
 ) -> None:
     """Chat in the terminal; /help there lists the commands. In a pipe, each line of stdin is a question or a
@@ -63,7 +64,7 @@ def chat(
     }
     options = loaded.keywords()
     check_asked(cast(CommonParams, params), False, options)
-    with load_engine(artifacts_of(model, loaded.device, chats=True), **options) as engine:
+    with load_engine(artifacts_of(model, loaded.device, chats=True, adapter=adapter), **options) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:

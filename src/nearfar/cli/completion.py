@@ -15,9 +15,10 @@ COLONS = 'COMP_WORDBREAKS="${COMP_WORDBREAKS//:/}"  # names of models have colon
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="For which shell.")],
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")],
     install: Annotated[
-        bool, typer.Option("--install", help="Write it where this user's shell reads it at its start.")
+        bool,
+        typer.Option("--install", help="Write the script to the file that the shell reads when it starts."),
     ] = False,
 ) -> None:
     """Print what lets a shell complete commands, options and names of models.

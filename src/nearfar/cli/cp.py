@@ -32,6 +32,6 @@ def cp(
         with output_directory(out / target) as folder:
             try:
                 shutil.copytree(path, folder, dirs_exist_ok=True)
-            except shutil.Error as error:  # of all files: one of them says enough
+            except shutil.Error as error:  # the error lists all files; one message is enough
                 raise StoreError(f"{out / target} cannot be written: {error.args[0][0][2]}") from error
         Console(stderr=True).print(f"copied {out / target}", highlight=False)

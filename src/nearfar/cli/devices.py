@@ -15,9 +15,9 @@ from nearfar.edge_runtime.devices import Listed, device, device_names
 from nearfar.errors import DeviceError
 
 AsJson = Annotated[
-    bool, typer.Option("--json", help="As JSON: for each target its devices, or why there is none.")
+    bool, typer.Option("--json", help="Print JSON: for each target its devices, or why there is none.")
 ]
-Limits = Annotated[bool, typer.Option("--limits", help="Also the limits of each device.")]
+Limits = Annotated[bool, typer.Option("--limits", help="Show the limits of each device, too.")]
 
 
 def devices(as_json: AsJson = False, limits: Limits = False) -> None:

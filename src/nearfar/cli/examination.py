@@ -163,7 +163,7 @@ def _store() -> Iterator[Finding]:
         told = f"models cannot be kept under their names without {error.name}"
         yield Finding("store", "store", "missing", told, "pip install 'nearfar[build,edge]'")
         return
-    how = "let NEARFAR_HOME name a folder that you may write to"
+    how = "set NEARFAR_HOME to a folder that you may write to"
     try:
         store = Store()
     except NearfarError as error:
@@ -181,7 +181,7 @@ def _store() -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
     told = f"{store.root}, {len(store.entries())} models, {show_size(free)} free"
     if free < ROOM:
-        how = "free some space, or let NEARFAR_HOME and HF_HOME name folders on another disk"
+        how = "free some space, or set NEARFAR_HOME and HF_HOME to folders on another disk"
         yield Finding("store", "store", "missing", f"{told}: little for models", how)
         return
     yield Finding("store", "store", "ok", told)
@@ -201,6 +201,7 @@ def _settings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 def known_settings() -> set[str]:
     """The environment variables that nearfar's source files read."""
     root = Path(nearfar.__file__).resolve().parent
-    folders = [root, *(folder.resolve() for folder in root.iterdir() if folder.is_dir())]  # some are links
+    # some folders are links
+    folders = [root, *(folder.resolve() for folder in root.iterdir() if folder.is_dir())]
     texts = (file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
     return {name for text in texts for name in re.findall(r'"(NEARFAR_[A-Z0-9_]+)"', text)}

@@ -40,9 +40,9 @@ def inspect(
         bool,
         typer.Option(
             "--kernels",
-            help="Show the launches of all plans instead (webgpu, vulkan, cpu). GPU kernels have figures "
-            "where the build computed them (--kernel-figures): workgroups, threads, bytes of weights under "
-            "way at once (in flight), how often a launch reads each weight, and more.",
+            help="Show the launches of all plans instead (webgpu, vulkan, cpu). GPU kernels have figures if "
+            "the build computed them (--kernel-figures): workgroups, threads, bytes of weights in flight, "
+            "how often a launch reads each weight, and more.",
         ),
     ] = False,
     program: Annotated[
@@ -111,8 +111,10 @@ def _shape(artifact: Artifact) -> dict[str, Any]:
     step = artifact.manifest.step
     layers = [op for op in step.operations if isinstance(op, Attend)]
     windows = Counter(str(op.window) for op in layers if op.window is not None)
+    counts = {p.name: p.n * max(p.k, 1) for p in step.parameters}
     return {
-        "parameters": sum(p.n * max(p.k, 1) for p in step.parameters),
+        "parameters": sum(counts.values()),
+        "active_parameters": round(sum(count * step.share(name, 1) for name, count in counts.items())),
         "layers": len(layers),
         "windows": dict(windows),
     }
@@ -150,8 +152,14 @@ def _bucket(artifact: Artifact, bucket: Function) -> dict[str, Any]:
     return {
         **size,
         "launches": len(launches),
-        "weight_bytes": sum(artifact.tensors[name].bytes for name in weights),
+        "weight_bytes": sum(_read_bytes(artifact, name, bucket.size) for name in weights),
     }
+
+
+def _read_bytes(artifact: Artifact, tensor: str, rows: int) -> int:
+    """Bytes of a tensor of the weight stream that a step of `rows` rows reads at most."""
+    share = artifact.manifest.step.share(tensor.rpartition(".")[0], rows)
+    return round(artifact.tensors[tensor].bytes * share)
 
 
 def _step_bytes(artifact: Artifact, program: Program) -> int:
@@ -175,7 +183,7 @@ def _matrix_bytes(artifact: Artifact) -> int:
         if name not in looked_up_in(op)
     }
     stored = (matrix for matrix in artifact.manifest.quantization.matrices if matrix.name in read)
-    return sum(m.n * (m.k * m.bits // 8 + (4 * m.k // m.group_size if m.group_size else 0)) for m in stored)
+    return sum(matrix.bytes for matrix in stored)
 
 
 def _tensors(artifact: Artifact) -> list[tuple[str, str, int]]:
@@ -228,9 +236,11 @@ def _show(console: Console, report: dict[str, Any]) -> None:
     model, quant = report["model"], report["quantization"]
     console.rule(f"{model['name']} · {report['target']}")
     facts = Table.grid(padding=(0, 2))
+    active = model["active_parameters"]
+    of_these = f" ({active:,} of them for a token)" if active != model["parameters"] else ""
     facts.add_row(
         "model",
-        f"{model['architecture']}, {model['parameters']:,} parameters, {model['layers']} layers of "
+        f"{model['architecture']}, {model['parameters']:,} parameters{of_these}, {model['layers']} layers of "
         f"attention, vocabulary {model['vocab_size']:,}",
     )
     facts.add_row("context", f"{model['context_length']:,} tokens")

@@ -47,7 +47,8 @@ def _of_terminal(terminal: int, seconds: float) -> str:
 
     if not select.select([terminal], [], [], seconds)[0]:
         return ""
-    return os.read(terminal, 1).decode("latin-1") or _none(seconds)  # an empty read: the terminal is gone
+    # an empty read means that the terminal is gone
+    return os.read(terminal, 1).decode("latin-1") or _none(seconds)
 
 
 def _of_console(seconds: float) -> str:

@@ -11,22 +11,27 @@ from nearfar.fallback_server.http.keys import Key, add_key, hashed, new_secret
 
 
 def keys(
-    file: Annotated[Path, typer.Argument(help="The keys file, TOML or .json; made if it is not there.")],
-    name: Annotated[str, typer.Argument(help="Who the key is for; stands in logs.")],
-    model: Annotated[list[str] | None, typer.Option(help="A model that it may use; may be repeated.")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="The keys file, TOML or .json; it is made if it does not exist.")
+    ],
+    name: Annotated[str, typer.Argument(help="Who uses the key; logs show this name.")],
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model that the key may use; may be repeated.")
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Requests a minute.")] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Tokens a minute, prompts and answers.")
+        int | None, typer.Option(help="Tokens a minute, of prompts and answers.")
+    ] = None,
+    tokens_per_day: Annotated[
+        int | None, typer.Option(help="Tokens a day (UTC), prompts and answers.")
     ] = None,
     concurrent: Annotated[int | None, typer.Option(help="Requests at once.")] = None,
-    cache_group: Annotated[
-        str | None, typer.Option(help="Keys of a group share what is cached of their prompts.")
-    ] = None,
+    cache_group: Annotated[str | None, typer.Option(help="Keys of a group share their prompt cache.")] = None,
     priority: Annotated[
-        int, typer.Option(help="The most urgent that its requests may be; smaller goes first.")
+        int, typer.Option(help="The least priority number of its requests; smaller numbers go first.")
     ] = 0,
     admin: Annotated[
-        bool, typer.Option("--admin", help="For /admin and /metrics, and nothing else.")
+        bool, typer.Option("--admin", help="The key is for /admin and /metrics, and nothing else.")
     ] = False,
 ) -> None:
     """Add an API key. The key is shown once and kept as a hash; a running server takes it within a second."""
@@ -43,6 +48,7 @@ def keys(
             admin,
             cache_group,
             priority,
+            tokens_per_day,
         ),
     )
     typer.echo(secret)

@@ -34,8 +34,8 @@ def has_plans(artifact: Artifact) -> bool:
 def why_no_launches(artifact: Artifact) -> str:
     """The message for an artifact without plans."""
     return (
-        f"{artifact.target} has no launches to show, its framework makes them when it runs: --kernels is "
-        f"for {', '.join((*SHADERS, 'cpu'))}"
+        f"{artifact.target} has no launches to show, because its framework makes them at run time: "
+        f"--kernels is for {', '.join((*SHADERS, 'cpu'))}"
     )
 
 

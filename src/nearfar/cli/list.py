@@ -36,7 +36,7 @@ def list(
         table.add_row(entry.wanted.name, *row, entry.wanted.source)
     print_table(table)
     if any(not entry.finished for entry in entries):
-        told = "unfinished: the same command as before goes on with it, nearfar rm NAME removes it"
+        told = "unfinished: the same command continues it, nearfar rm NAME removes it"
         Console(stderr=True).print(told, highlight=False, soft_wrap=True)
 
 

@@ -50,7 +50,7 @@ def write_messages(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
             read_messages(path)
         except RequestError as error:
             raise RequestError(
-                f"{path} is there, and is no conversation: give another name ({error})"
+                f"{path} exists and is not a conversation: give another name ({error})"
             ) from error
     try:
         write_whole(path, (json.dumps([*messages], indent=1, ensure_ascii=False) + "\n").encode())

@@ -43,6 +43,16 @@ Model = Annotated[
         autocompletion=named,
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        help="A LoRA adapter that peft has saved, a folder or a hub id: it is merged into the model, which "
+        "is built into the store under both names. An adapter alone, in place of the model, is merged into "
+        "the model that it names.",
+        show_default=False,
+    ),
+]
 Kept = Annotated[
     str,
     typer.Argument(
@@ -54,16 +64,19 @@ Kept = Annotated[
 ]
 Name = Annotated[
     str,
-    typer.Argument(help="Its name in the store (nearfar list).", show_default=False, autocompletion=there),
+    typer.Argument(
+        help="The name of the model in the store (nearfar list).", show_default=False, autocompletion=there
+    ),
 ]
 
 
-def artifacts_of(given: str, device: str, *, chats: bool = False) -> Path:
+def artifacts_of(given: str, device: str, *, chats: bool = False, adapter: str | None = None) -> Path:
     """The folder of a model's artifacts, which are built for `device` (as in --device) if they do not exist.
-    `chats`: models without a chat template are refused before the build.
+    `chats`: models without a chat template are refused before the build. `adapter`: the LoRA adapter that is
+    merged into the model.
     """
     console, runner = Console(stderr=True), replace(for_device(device), chats=chats)
-    return artifacts_at(given, runner, building(console), telling(console), bytes_bar)
+    return artifacts_at(given, runner, building(console), telling(console), bytes_bar, adapter)
 
 
 def kept(given: str) -> Path:
@@ -74,7 +87,7 @@ def kept(given: str) -> Path:
     if (entry := store.find(given)) is not None:
         return entry.folder
     if path.exists():
-        return path  # opening it reports what it is instead
+        return path  # opening the file reports what it is instead
     if (told := no_path(given)) is not None:
         raise StoreError(told)
     return store.require(given).folder

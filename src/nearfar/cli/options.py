@@ -70,7 +70,8 @@ Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this
 Policy = Annotated[
     Literal["error", "truncate-oldest"],
     typer.Option(
-        help="A conversation that does not fit the context is refused, or loses its oldest turns.",
+        help="error: reject a conversation that does not fit the context; truncate-oldest: leave out its "
+        "oldest turns.",
     ),
 ]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
@@ -79,8 +80,8 @@ TemplateVars = Annotated[
     typer.Option(
         "--template-var",
         metavar="NAME=VALUE",
-        help="A variable for the model's chat template, such as enable_thinking=false: the value as JSON, "
-        "else as text; may be repeated.",
+        help="A variable for the model's chat template, such as enable_thinking=false. The value is JSON or "
+        "text; may be repeated.",
     ),
 ]
 DeviceName = Annotated[
@@ -95,17 +96,19 @@ DeviceName = Annotated[
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(help="f16 or f32, where the artifact has both. Default: the best that the device has."),
+    typer.Option(
+        help="f16 or f32, if the artifact has both. Default: the best one that the device supports."
+    ),
 ]
 ProgramName = Annotated[
     str | None,
-    typer.Option("--program", help="A program of the artifact by its name (nearfar inspect lists them)."),
+    typer.Option("--program", help="Name of the artifact's program to run (nearfar inspect lists them)."),
 ]
 Debug = Annotated[
     bool,
     typer.Option(
         "--debug",
-        help="Check every call with the driver's validation layer (Vulkan's); slow, messages go to stderr.",
+        help="Check every call with Vulkan's validation layer. This is slow; messages go to stderr.",
     ),
 ]
 Trust = Annotated[
@@ -115,41 +118,46 @@ Trust = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="CPU threads. Default: one a core, within the container's quota.")
+    int | None, typer.Option(help="CPU threads. Default: one for each core, within the container's quota.")
 ]
 KvMemory = Annotated[
-    str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
+    str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of the free memory.")
 ]
 ContextLength = Annotated[
     int | None,
     typer.Option(
         "--context",
         min=1,
-        help="No more positions than these (tokens of prompt and answer). Default: what the model and the "
-        "memory allow. With its original context or less, a model with LongRoPE takes its short factors.",
+        help="The most tokens of prompt and answer. Default: as many as the model and the memory allow. "
+        "A model with LongRoPE takes its short factors if this is at most its original context length.",
     ),
 ]
 KvBits = Annotated[
     int | None,
-    typer.Option(
-        help=f"Keep the KV cache in so many bits: {kv_bits_choices()}. Default: as the model computes."
-    ),
+    typer.Option(help=f"Bits of a value in the KV cache: {kv_bits_choices()}. Default: floats."),
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again."),
+    typer.Option(
+        help="A snapshot (nearfar cache save), so that the beginning of the prompt is not computed again."
+    ),
 ]
 JsonObject = Annotated[
-    bool, typer.Option("--json-object", help="Hold the answer to a JSON object, whatever is in it.")
+    bool, typer.Option("--json-object", help="The answer is a JSON object, with any fields.")
 ]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option("--schema", exists=True, dir_okay=False, help="A file: the JSON schema of the answer."),
+    typer.Option(
+        "--schema", exists=True, dir_okay=False, help="A file with the JSON schema that the answer matches."
+    ),
 ]
 Raw = Annotated[
-    bool, typer.Option("--raw", help="No chat template: continue the prompt (an empty one: from BOS).")
+    bool,
+    typer.Option(
+        "--raw", help="Continue the prompt as it is, without a chat template; an empty prompt is BOS."
+    ),
 ]
-Stats = Annotated[bool, typer.Option("--stats", help="Print speeds to stderr at the end.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and speeds to stderr at the end.")]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ MIME_TYPES = {
     ".wasm": "application/wasm",
     ".jinja": "text/plain; charset=utf-8",
     ".bin": "application/octet-stream",
-    "": "text/plain; charset=utf-8",  # LICENSE
+    "": "text/plain; charset=utf-8",  # a file without suffix: LICENSE
 }
 
 # The page isolates itself: no other origin shares its process, and timers keep their full resolution.
@@ -72,7 +72,7 @@ def content_policy(cloud: str | None) -> str:
 def origin_of(address: str) -> str:
     """Scheme, host and port of an http(s) address. Raises NearfarError for any other text."""
     wrong = NearfarError(
-        f"{address!r} is no address of a server: write it as http://host:8000 or https://host/v1"
+        f"{address!r} is not the address of a server: write it as http://host:8000 or https://host/v1"
     )
     try:
         parts = urlsplit(address)
@@ -221,8 +221,8 @@ class PageServer(ThreadingHTTPServer):
     """Answers GET and HEAD from a Site, one thread a connection."""
 
     daemon_threads = True
-    # Elsewhere this means "reuse a port in TIME_WAIT"; on Windows it would share a port that another server
-    # holds.
+    # On Unix this option means "reuse a port in TIME_WAIT"; on Windows it would share a port that another
+    # server holds.
     allow_reuse_address = os.name != "nt"
 
     def __init__(self, host: str, port: int, site: Site) -> None:
@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     protocol_version = "HTTP/1.1"
     server_version = "nearfar"
-    # Lets an idle keep-alive connection go instead of holding its thread forever.
+    # Closes idle keep-alive connections, which would otherwise hold a thread for ever.
     timeout = 60
 
     def do_GET(self) -> None:

@@ -30,12 +30,15 @@ def pull(
     ],
     quant: Annotated[
         str | None,
-        typer.Option(help="q2 to q8 or none. Default: what a build takes, or the known name says."),
+        typer.Option(
+            help="Quantization of the weights: q2 to q8 or none. Default: as of nearfar build, or of the "
+            "short name."
+        ),
     ] = None,
     requantize: Annotated[
         str | None,
         typer.Option(
-            help="Quantize a quantized checkpoint anew, instead of keeping its weights: q2 to q8 or none.",
+            help="Quantize a quantized checkpoint anew, instead of keeping its codes: q2 to q8 or none.",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +53,7 @@ def pull(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="Targets to build it for, separated by commas. Default: the best of this machine.",
+            help="Targets to build for, separated by commas. Default: the best one of this machine.",
             show_default=False,
         ),
     ] = None,

@@ -23,10 +23,10 @@ def rm(
     unfinished = store.unfinished()
     found = [
         store.find(name) or store.find(name, unfinished) or store.require(name) for name in names
-    ]  # one unknown name, and nothing is removed
+    ]  # with one unknown name, nothing is removed
     for entry in found:
         if store.is_held(entry):
-            raise StoreError(f"another process makes {entry.wanted.name} now: wait for it, or end it")
+            raise StoreError(f"another process is making {entry.wanted.name}: wait for it, or end it")
     for entry in found:
         size = store.remove(entry)
         Console(stderr=True).print(f"removed {entry.wanted.name}, {show_size(size)}", highlight=False)

@@ -9,7 +9,7 @@ from nearfar.cli.route_log import log
 from nearfar.cli.route_score import score
 
 route = typer.Typer(
-    help="Device or cloud: how hard prompts are, what was decided.",
+    help="Score how hard prompts are, and show routing decisions.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

@@ -12,7 +12,7 @@ import typer
 from nearfar.cli.as_json import JsonAnswer
 from nearfar.cli.drawing import while_read
 from nearfar.cli.groups import with_groups
-from nearfar.cli.models import Model, artifacts_of
+from nearfar.cli.models import Adapter, Model, artifacts_of
 from nearfar.cli.options import (
     LOADED,
     SAMPLED,
@@ -40,7 +40,7 @@ from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
 
 Prompt = Annotated[
-    str | None, typer.Argument(help="The prompt; - reads it from stdin, as does leaving it out in a pipe.")
+    str | None, typer.Argument(help="The prompt; - reads it from stdin, which is the default in a pipe.")
 ]
 
 
@@ -54,7 +54,7 @@ def run(
         typer.Option("--json", help="Print OpenAI's response object instead of the text, usage included."),
     ] = False,
     stream: Annotated[
-        bool, typer.Option("--stream", help="With --json: a chunk a line, as the answer comes.")
+        bool, typer.Option("--stream", help="With --json: print one chunk per line while the answer comes.")
     ] = False,
     json_object: JsonObject = False,
     schema: SchemaFile = None,
@@ -64,8 +64,9 @@ def run(
     cache: Cache = None,
     stats: Stats = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Render the answer's markdown, where a terminal shows it.")
+        bool, typer.Option("--markdown", help="Render the answer's markdown in a terminal.")
     ] = False,
+    adapter: Adapter = None,
     loaded: Loaded = LOADED,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece: into a pipe exactly its text, on a
@@ -74,7 +75,7 @@ def run(
     Exit codes: 0 an answer; 1 an error, which stderr tells; 2 options that do not exist; 130 Ctrl-C.
     """
     if stream and not json:
-        raise RequestError("--stream goes with --json: without it, text comes as it is made", "stream")
+        raise RequestError("--stream is for --json: without --json, text is always streamed", "stream")
     if markdown and (json or raw):
         raise RequestError("--markdown is for text: leave out --json and --raw", "markdown")
     text = _prompt(prompt, raw)
@@ -88,7 +89,7 @@ def run(
     # The prompt is known, and needs fewer kernels than an arbitrary one.
     options: LoadKeywords = {**loaded.keywords(), "ready": "decode"}
     check_asked(params, raw, options)
-    with load_engine(artifacts_of(model, loaded.device, chats=not raw), **options) as engine:
+    with load_engine(artifacts_of(model, loaded.device, chats=not raw, adapter=adapter), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         timings = None
@@ -102,7 +103,10 @@ def run(
         if stats and timings:
             report(engine, timings[0])
         if cache is not None and timings and not timings[0].cached_tokens:
-            print(f"note: {cache} saved nothing: the prompt does not begin as it does", file=sys.stderr)
+            print(
+                f"note: {cache} saved no time: the prompt does not begin as the snapshot does",
+                file=sys.stderr,
+            )
 
 
 def complete(engine: Engine, prompt: str, params: CommonParams) -> list[RequestStats] | None:

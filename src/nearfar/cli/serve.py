@@ -20,6 +20,7 @@ from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
 from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions, check_access
 from nearfar.fallback_server.serve import serve as run
@@ -52,26 +53,28 @@ def _option(panel: str, name: str, text: str, variable: str | None = None) -> ty
 def serve(
     model: Model,
     engine: Annotated[
-        str, _option("Engine", "--engine", "auto, torch, artifact or upstream.")
+        str, _option("Engine", "--engine", "The engine: auto, torch, artifact or upstream.")
     ] = DEFAULTS.engine,
     name: Annotated[
-        list[str] | None, _option("Engine", "--name", "What clients call the model; may be repeated.")
+        list[str] | None, _option("Engine", "--name", "A name of the model for clients; may be repeated.")
     ] = None,
     device: Annotated[
         str, _option("Engine", "--device", f"artifact: {device_choices()}. torch: cpu, cuda or auto.")
     ] = ENGINES.device,
-    dtype: Annotated[str, _option("Engine", "--dtype", "torch: auto, float32, bfloat16 …")] = ENGINES.dtype,
+    dtype: Annotated[
+        str, _option("Engine", "--dtype", "torch: the dtype, such as auto, float32 or bfloat16.")
+    ] = ENGINES.dtype,
     threads: Annotated[int | None, _option("Engine", "--threads", "CPU threads.")] = ENGINES.threads,
     kv_memory: Annotated[
         str | None, _option("Engine", "--kv-memory", "Memory for the KV cache, such as 512MB.")
     ] = ENGINES.kv_memory,
     kv_bits: Annotated[
         int | None,
-        _option("Engine", "--kv-bits", f"artifact: keep the KV cache in so many bits: {kv_bits_choices()}."),
+        _option("Engine", "--kv-bits", f"artifact: bits of a value in the KV cache: {kv_bits_choices()}."),
     ] = ENGINES.kv_bits,
     program: Annotated[
         str | None,
-        _option("Engine", "--program", "artifact: its program of this name (nearfar inspect lists them)."),
+        _option("Engine", "--program", "artifact: name of its program to run (nearfar inspect lists them)."),
     ] = ENGINES.program,
     trust: Annotated[
         bool,
@@ -85,14 +88,17 @@ def serve(
         int | None, _option("Engine", "--max-running", "torch: answers computed at once.")
     ] = ENGINES.max_running,
     reasoning: Annotated[
-        str, _option("Engine", "--reasoning", "auto, off, or the marks around reasoning as BEGIN,END.")
+        str,
+        _option(
+            "Engine", "--reasoning", "How reasoning is found: auto, off, or the marks around it as BEGIN,END."
+        ),
     ] = TEXT.reasoning,
     upstream_continues: Annotated[
         bool,
         _option(
             "Engine",
             "--upstream-continues",
-            "The upstream servers take continue_final_message (vLLM, nearfar).",
+            "The upstream servers support continue_final_message (vLLM, nearfar).",
         ),
     ] = UPSTREAM.continues,
     upstream_salts: Annotated[
@@ -100,78 +106,112 @@ def serve(
         _option(
             "Engine",
             "--upstream-salts/--no-upstream-salts",
-            "The upstream servers take cache_salt (vLLM, SGLang, nearfar): each key has a prompt cache "
+            "The upstream servers support cache_salt (vLLM, SGLang, nearfar): each key has a prompt cache "
             "of its own there.",
         ),
     ] = UPSTREAM.salts,
+    upstream_priorities: Annotated[
+        bool,
+        _option(
+            "Engine",
+            "--upstream-priorities",
+            "The upstream servers take priority (vLLM with --scheduling-policy priority, nearfar): requests "
+            "carry their key's.",
+        ),
+    ] = UPSTREAM.priorities,
     ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray
     is not None,
     replicas: Annotated[
-        str, _option("Ray", "--replicas", "How many; MIN:MAX scales with the requests under way.")
+        str, _option("Ray", "--replicas", "Number of replicas; MIN:MAX scales with the requests in progress.")
     ] = DEFAULT_REPLICAS,
     ray_address: Annotated[
         str | None,
-        _option("Ray", "--ray-address", "An existing cluster, or auto; without it, Ray is started here."),
+        _option(
+            "Ray",
+            "--ray-address",
+            "The address of an existing cluster, or auto. Default: Ray is started here.",
+        ),
     ] = RAY.address,
     ray_app: Annotated[str, _option("Ray", "--ray-app", "The application's name on the cluster.")] = RAY.app,
     cpus_per_replica: Annotated[
-        float, _option("Ray", "--cpus-per-replica", "Set aside for each.")
+        float, _option("Ray", "--cpus-per-replica", "CPUs reserved for each replica.")
     ] = RAY.cpus,
     gpus_per_replica: Annotated[
-        float, _option("Ray", "--gpus-per-replica", "Set aside for each.")
+        float, _option("Ray", "--gpus-per-replica", "GPUs reserved for each replica.")
     ] = RAY.gpus,
     target_requests: Annotated[
-        float, _option("Ray", "--target-requests", "Requests under way in a replica that scaling aims at.")
+        float, _option("Ray", "--target-requests", "Requests in progress in a replica at which scaling aims.")
     ] = RAY.target,
     host: Annotated[str, _option("Network", "--host", "The address to listen on.")] = DEFAULTS.host,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0: any free one.", rich_help_panel="Network")
+        int,
+        typer.Option(
+            "--port",
+            min=0,
+            max=65535,
+            help="The port to listen on; 0: any free one.",
+            rich_help_panel="Network",
+        ),
     ] = DEFAULTS.port,
-    tls_cert: Annotated[Path | None, _option("Network", "--tls-cert", "Certificate, for https.")] = None,
-    tls_key: Annotated[Path | None, _option("Network", "--tls-key", "Its private key.")] = None,
+    tls_cert: Annotated[Path | None, _option("Network", "--tls-cert", "A certificate, for https.")] = None,
+    tls_key: Annotated[
+        Path | None, _option("Network", "--tls-key", "The private key of the certificate.")
+    ] = None,
     tls_client_ca: Annotated[
         Path | None,
-        _option("Network", "--tls-client-ca", "Let in only clients with a certificate of this CA."),
+        _option("Network", "--tls-client-ca", "Accept only clients with a certificate of this CA."),
     ] = None,
     cors: Annotated[
-        list[str] | None, _option("Network", "--cors", "An origin whose pages may call; may be repeated.")
+        list[str] | None,
+        _option("Network", "--cors", "An origin whose pages may call the server; may be repeated."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
         _option(
             "Network",
             "--allowed-host",
-            "A name that clients may call it by, beside this machine's; may be repeated; '*': any.",
+            "A host name for clients, beside this machine's own names; may be repeated; '*': any name.",
         ),
     ] = None,
     keep_alive: Annotated[
         float,
-        _option("Network", "--keep-alive", "Seconds after which a silent stream says a comment; 0: never."),
+        _option("Network", "--keep-alive", "Seconds after which a silent stream sends a comment; 0: never."),
     ] = LIMITS.keep_alive,
     drain: Annotated[
-        float, _option("Network", "--drain", "Seconds that requests have to finish after SIGTERM.")
+        float,
+        _option("Network", "--drain", "Seconds that requests in progress have to finish after SIGTERM."),
     ] = DEFAULTS.drain,
-    keys: Annotated[Path | None, _option("Access", "--keys", "File of API keys; see `nearfar keys`.")] = None,
+    keys: Annotated[
+        Path | None, _option("Access", "--keys", "The file of API keys; see `nearfar keys`.")
+    ] = None,
     no_auth: Annotated[
-        bool, _option("Access", "--no-auth", "Let everybody in, also from other machines.")
+        bool, _option("Access", "--no-auth", "Accept requests without a key, also from other machines.")
     ] = DEFAULTS.no_auth,
-    audit: Annotated[Path | None, _option("Access", "--audit", "Append who asked what to this file.")] = None,
+    audit: Annotated[
+        Path | None, _option("Access", "--audit", "Append a record of each request to this file.")
+    ] = None,
     audit_text: Annotated[
-        bool, _option("Access", "--audit-text", "With the text of prompts and answers.")
+        bool, _option("Access", "--audit-text", "Include the text of prompts and answers in the records.")
     ] = DEFAULTS.audit_text,
     max_requests: Annotated[
-        int, _option("Limits", "--max-requests", "Requests under way; beyond: 429.")
+        int, _option("Limits", "--max-requests", "The most requests in progress; further ones get 429.")
     ] = LIMITS.requests,
     max_tokens_under_way: Annotated[
         int,
-        _option("Limits", "--max-tokens-under-way", "Their tokens: prompts, and whole answers so far."),
+        _option(
+            "Limits",
+            "--max-tokens-under-way",
+            "The most tokens of the requests in progress: prompts, and answers that are kept until they are "
+            "whole.",
+        ),
     ] = LIMITS.tokens,
     fronts: Annotated[
         int,
         _option(
             "Limits",
             "--fronts",
-            "Servers that share these keys: each grants its part of what is not counted together.",
+            "The number of servers that share these keys: each grants its part of limits that are not "
+            "counted together.",
         ),
     ] = LIMITS.fronts,
     limits_store: Annotated[
@@ -179,18 +219,20 @@ def serve(
         _option(
             "Limits",
             "--limits-store",
-            "redis://HOST:PORT/0, where they count what keys have a minute together.",
+            "redis://HOST:PORT/0: a store in which these servers count the limits a minute together.",
             "NEARFAR_LIMITS_STORE",
         ),
     ] = DEFAULTS.limits_store,
-    max_body: Annotated[int, _option("Limits", "--max-body", "Bytes of a request.")] = LIMITS.body_bytes,
+    max_body: Annotated[
+        int, _option("Limits", "--max-body", "The most bytes of a request.")
+    ] = LIMITS.body_bytes,
     strict_fields: Annotated[
         bool,
         _option(
             "Limits",
             "--strict-fields",
-            "Refuse unknown fields of requests. Without this they are ignored, and named in the header "
-            "x-nearfar-ignored and in the log.",
+            "Reject unknown fields of requests. Without this option they are ignored, and named in the "
+            "header x-nearfar-ignored and in the log.",
         ),
     ] = DEFAULTS.strict_fields,
     store: Annotated[
@@ -198,12 +240,23 @@ def serve(
         _option(
             "Limits",
             "--store/--no-store",
-            "Keep the newest responses of /v1/responses in memory, to be followed by previous_response_id.",
+            "Keep the newest responses of /v1/responses in memory, for previous_response_id.",
         ),
     ] = DEFAULTS.store,
-    log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
+    price: Annotated[
+        list[str] | None,
+        _option(
+            "Logs",
+            "--price",
+            "Prices of a million tokens, for the metrics, as MODEL=PROMPT,ANSWER[,CACHED]; '*' is any model; "
+            "may be repeated.",
+        ),
+    ] = None,
+    log_format: Annotated[
+        str, _option("Logs", "--log-format", "The format of logs: text or json.")
+    ] = DEFAULTS.log_format,
     log_level: Annotated[
-        str, _option("Logs", "--log-level", "debug, info, warning, error.")
+        str, _option("Logs", "--log-level", "The least level of logs: debug, info, warning or error.")
     ] = DEFAULTS.log_level,
 ) -> None:
     """Serve a model to many clients at once, through OpenAI's interface.
@@ -228,7 +281,9 @@ def serve(
         trust=trust,
         max_running=max_running,
         text=replace(TEXT, reasoning=reasoning),
-        upstream=replace(UPSTREAM, continues=upstream_continues, salts=upstream_salts),
+        upstream=replace(
+            UPSTREAM, continues=upstream_continues, salts=upstream_salts, priorities=upstream_priorities
+        ),
     )
     for option, count in (
         ("fronts", fronts),
@@ -244,9 +299,9 @@ def serve(
     if log_level.upper() not in _LEVELS:
         raise RequestError(f"--log-level must be {', '.join(_LEVELS).lower()}, not {log_level!r:.80}")
     if audit_text and audit is None:
-        raise RequestError("--audit-text goes with --audit FILE, which says where to write")
+        raise RequestError("--audit-text needs --audit FILE, which says where to write")
     if not ray and replicas != DEFAULT_REPLICAS:
-        raise RequestError(f"--replicas {replicas} goes with --ray, which runs them")
+        raise RequestError(f"--replicas {replicas} needs --ray, which runs them")
     limits = replace(
         LIMITS,
         requests=max_requests,
@@ -286,6 +341,7 @@ def serve(
         limits_store=limits_store,
         strict_fields=strict_fields,
         store=store,
+        prices=parse_prices(price or ()),
         engines=engines,
         ray=on_ray if ray else None,
     )

@@ -41,15 +41,16 @@ def top(
         str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")
     ] = "http://127.0.0.1:8000",
     key: Annotated[
-        str | None, typer.Option(envvar="NEARFAR_ADMIN_KEY", help="An admin's key, if it has one.")
+        str | None, typer.Option(envvar="NEARFAR_ADMIN_KEY", help="An admin's key, if the server has keys.")
     ] = None,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two views.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one view and end.")] = False,
 ) -> None:
     """Watch a running server: requests, cache, speeds, latencies. Rates are those of the last interval."""
     if not once and not draws():
         raise NearfarError(
-            "top redraws what a terminal shows, and stdout is none that can: --once prints one view and ends"
+            "top redraws a terminal, and stdout is not a terminal that can do so: --once prints one view and "
+            "ends"
         )
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=5) as client:

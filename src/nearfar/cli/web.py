@@ -94,12 +94,15 @@ def web(
         typer.Argument(
             help="A webgpu or wasm artifact, or the OUT folder of a build; a checkpoint, a hub id or a name "
             "of the store, which is built for webgpu and wasm where it is not there yet; the "
-            "URL of artifacts. Of several, the page offers a choice.",
+            "URL of artifacts. The page offers a choice of several models.",
             show_default=False,
         ),
     ],
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The next free port is taken where it is in use; 0: any.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="The port to listen on, or, if it is in use, the next free one; 0: any."
+        ),
     ] = 8080,
     host: Annotated[
         str, typer.Option(help="The address to listen on; the default is reachable from this machine only.")
@@ -115,7 +118,7 @@ def web(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name that browsers may call it by, beside this machine's; may be repeated; '*': any.",
+            help="A host name for browsers, beside this machine's own names; may be repeated; '*': any name.",
             show_default=False,
         ),
     ] = None,
@@ -126,7 +129,7 @@ def web(
     Where a folder holds artifacts for webgpu and for wasm, the browser takes webgpu if it has a GPU.
     """
     if cloud is not None:
-        origin_of(cloud)  # raises for an invalid address
+        origin_of(cloud)  # raises an error for an invalid address
     console = Console(stderr=True)
     browser = elsewhere(*TARGETS)  # many browsers have no GPU to offer
     ways = (building(console), telling(console), bytes_bar)

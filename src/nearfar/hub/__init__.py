@@ -28,7 +28,7 @@ HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?
 """A hub id: `owner/name`, or for a repository of GGUF files `owner/name:Q4_K_M`."""
 
 
-# The client reads this when it is imported. We report failures ourselves.
+# The client reads this variable when it is imported. nearfar reports failures itself.
 os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
 OWN = 1 << 18
 """Files of at least this many bytes are downloaded by nearfar.hub.transfer, smaller ones by the hub's client.
@@ -89,7 +89,7 @@ def names_of(repository: str, stop: threading.Event | None = None) -> list[str]:
             if (reason := unreachable()) is not None:
                 raise ConnectionError(reason)
             return interruptible(lambda: HfApi().list_repo_files(repository), stop)
-    except (HTTPError, OSError) as error:  # the hub client's own errors are both
+    except (HTTPError, OSError) as error:  # the hub client raises its own errors and the system's
         try:
             kept = [repo.refs.get("main") for repo in scan_cache_dir().repos if repo.repo_id == repository]
         except CacheNotFound:
@@ -127,7 +127,7 @@ def text_of(repository: str, name: str) -> bytes | None:
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
         )
-    except ModuleNotFoundError:  # reported where more of the client is needed
+    except ModuleNotFoundError:  # the missing module is reported where more of the client is needed
         return None
     try:
         with _asking():
@@ -136,13 +136,13 @@ def text_of(repository: str, name: str) -> bytes | None:
                 lambda: hf_hub_download(repository, name, tqdm_class=silent, local_files_only=alone)
             )
         return Path(found).read_bytes()
-    except LocalEntryNotFoundError as error:  # no network, or none that reaches the hub
+    except LocalEntryNotFoundError as error:  # there is no network, or none that reaches the hub
         if cached(repository):
             return None
         raise failed(repository, error) from error
     except EntryNotFoundError:
         return None
-    except RepositoryNotFoundError as error:  # also raised without access rights
+    except RepositoryNotFoundError as error:  # the hub also raises this error without access rights
         raise failed(repository, error) from error
     except (ValueError, OSError):
         return None
@@ -150,7 +150,8 @@ def text_of(repository: str, name: str) -> bytes | None:
 
 def check_there(repository: str) -> None:
     """Raise CheckpointError where the hub cannot be reached and its cache has no file of the repository."""
-    with contextlib.suppress(ModuleNotFoundError):  # reported where more of the client is needed
+    # the missing module is reported where more of the client is needed
+    with contextlib.suppress(ModuleNotFoundError):
         with _asking():
             reason = unreachable()
         if reason is not None and not cached(repository):
@@ -210,7 +211,7 @@ def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
     missing = sum(file.file_size or 0 for file in files if file.will_download)
     if lack := lacking(cache, missing - sum(file.stat().st_size for file in begun)):
         raise CheckpointError(
-            f"the download of {repository} {lack}: free some space, or let HF_HOME name a folder on another "
+            f"the download of {repository} {lack}: free some space, or set HF_HOME to a folder on another "
             "disk"
         )
 
@@ -231,15 +232,15 @@ def failed(repository: str, error: Exception | None = None) -> CheckpointError:
     if (reason := unreachable()) is not None:
         return CheckpointError(
             f"{reason}, and {repository} has not been downloaded before: check the network, or take a model "
-            f"that is here (nearfar list){path}"
+            f"of the store (nearfar list){path}"
         )
     told = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, RepositoryNotFoundError):
         return CheckpointError(
-            f"{host()} has no model {repository}, or it may not be read: check the name; where its licence "
-            f"has to be accepted, accept it there and then `hf auth login`{path} ({told})"
+            f"{host()} has no model {repository}, or it may not be read: check the name; if its licence has "
+            f"to be accepted, accept it there and run `hf auth login`{path} ({told})"
         )
     return CheckpointError(
-        f"the download of {repository} from {host()} failed ({told}): try again, the same command goes on "
-        f"where this one ended{path}"
+        f"the download of {repository} from {host()} failed ({told}): try again, the same command continues "
+        f"the download{path}"
     )

@@ -84,8 +84,8 @@ class Transfer:
         known = get_hf_file_metadata(url)
         if known.etag is None:
             raise CheckpointError(
-                f"{urlsplit(url).netloc} gives {file.filename} no entity tag (ETag), by which files are "
-                "kept and gone on with: let HF_ENDPOINT name the hub, or a mirror that passes ETag on"
+                f"{urlsplit(url).netloc} gives {file.filename} no entity tag (ETag), which stored and "
+                "resumed downloads need: set HF_ENDPOINT to the hub, or to a mirror that passes ETag on"
             )
         headers = build_hf_headers()
         if urlsplit(known.location).netloc != urlsplit(url).netloc:
@@ -110,7 +110,7 @@ class Transfer:
             if known.size not in (None, part.stat().st_size):
                 raise ConnectionError(f"{file.filename} should have {known.size:,} bytes")
             if resumed and SHA256.fullmatch(blob.name) and _sha256(part) != blob.name:
-                part.unlink()  # its beginning belonged to another file
+                part.unlink()  # the beginning belonged to another file
                 raise ConnectionError(f"{file.filename} is not what the hub says it is")
             part.replace(blob)
 

@@ -41,7 +41,8 @@ existed stay valid.
 @dataclass(frozen=True)
 class Wanted:
     """The inputs of an entry. `source`: a hub id, or the path of a checkpoint; `quant`: None for a build's
-    default; `requantize`: the scheme that a quantized checkpoint gets, None to keep its codes.
+    default; `requantize`: the scheme that a quantized checkpoint gets, None to keep its codes; `adapter`: the
+    hub id or the path of a LoRA adapter that is merged into it.
     """
 
     name: str
@@ -49,12 +50,14 @@ class Wanted:
     quant: str | None = None
     quality: Quality = FIRST
     requantize: str | None = None
+    adapter: str | None = None
 
     @property
     def folder(self) -> str:
         """The name of its folder: its name, and a hash of the other fields."""
         made_of = [self.source, str(self.quant), *([self.quality] if self.quality != FIRST else [])]
         made_of += [f"requantize {self.requantize}"] if self.requantize else []
+        made_of += [f"adapter {self.adapter}"] if self.adapter else []
         which = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:8]
         plain = re.sub(r"[^\w.-]+", "-", self.name, flags=re.ASCII).strip(".-")[:80]
         return f"{plain or 'model'}-{which}"
@@ -123,7 +126,7 @@ class Store:
         home = cache_folder()
         if root is None and (file := next((at for at in (home, home.parent) if at.is_file()), None)):
             raise StoreError(
-                f"{file} is a file, and the store of models lies below it: let {HOME} name a folder"
+                f"{file} is a file, and the store of models lies below it: set {HOME} to a folder"
             )
         self.root = home / "models" if root is None else root
 
@@ -257,7 +260,7 @@ class Store:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            tell(f"another process makes {wanted.name}: waiting for it")
+            tell(f"another process is making {wanted.name}: waiting for it")
             lock.acquire()
         try:
             yield
@@ -279,7 +282,8 @@ class Store:
     def _read(self, file: Path) -> Entry | None:
         try:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
-            later = record.get("quality", FIRST), record.get("requantize")  # new fields: may be missing
+            # newer fields, which older records lack
+            later = record.get("quality", FIRST), record.get("requantize"), record.get("adapter")
             wanted = Wanted(record["name"], record["source"], record["quant"], *later)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):

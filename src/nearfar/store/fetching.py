@@ -64,18 +64,17 @@ def _split(given: str) -> SplitResult:
         parts = urlsplit(given)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise StoreError(f"{given} is no address ({error})") from error
+        raise StoreError(f"{given} is not an address ({error})") from error
     if not host or any(letter.isspace() for letter in given):
-        raise StoreError(f"{given} is no address: give https://host/path/ of an artifact's folder")
+        raise StoreError(f"{given} is not an address: give https://host/path/ of an artifact's folder")
     if parts.username or parts.password:
         raise StoreError(
-            f"the address of {host} has a name or a password in it, which would be kept in the store: leave "
-            "it out"
+            f"the address of {host} contains a name or a password, which the store would keep: leave it out"
         )
     if parts.query or parts.fragment:
         raise StoreError(
-            f"{given} has a ?query or a #fragment, which the artifact's other files cannot be asked with: "
-            "give https://host/path/ of its folder"
+            f"{given} has a ?query or a #fragment, which does not fit the artifact's other files: give "
+            "https://host/path/ of its folder"
         )
     return parts
 
@@ -104,8 +103,8 @@ def fetch(address: str, into: Path, targets: Sequence[str], told: Told) -> Path:
     download = _Download(where, artifact, told)
     if lack := lacking(into, download.missing):
         raise StoreError(
-            f"the download of {where} {lack}: free some space (nearfar list, nearfar rm NAME), or let "
-            f"{HOME} name a folder on another disk"
+            f"the download of {where} {lack}: free some space (nearfar list, nearfar rm NAME), or set {HOME} "
+            "to a folder on another disk"
         )
     download.run()
     place = into / artifact.target
@@ -157,7 +156,7 @@ def _no_json(text: bytes) -> str | None:
 
 def _is_listing(text: bytes) -> bool:
     """Whether a server (nearfar web) lists a folder's targets in place of a missing manifest."""
-    if LISTING.encode() not in text:  # a quick test, as manifests are long
+    if LISTING.encode() not in text:  # a quick test comes first, because manifests are long
         return False
     try:
         read = strict_json.loads(text)
@@ -197,14 +196,14 @@ class _Download:
         file.parent.mkdir(parents=True, exist_ok=True)
         goes_on = part.exists()
         problem = self._checked(expected, file, part)
-        if problem and goes_on:  # the local beginning was of another version of the file
+        if problem and goes_on:  # the local beginning belonged to another version of the file
             file.unlink()
             problem = self._checked(expected, file, part)
         if problem:
             file.unlink()
             raise ArtifactError(
-                f"{self._address}: {problem}. The host has another file than its manifest says: tell those "
-                "who run it"
+                f"{self._address}: {problem}. The host's file does not match its manifest: tell the owner of "
+                "the host"
             )
 
     def _checked(self, expected: Expected, file: Path, part: Path) -> str | None:
@@ -235,7 +234,7 @@ class _Download:
 
     def _given_up(self, url: str, error: Exception) -> StoreError:
         return StoreError(
-            f"{_unreached(url, error)}: what has arrived is kept, the same command goes on there"
+            f"{_unreached(url, error)}: what has arrived is kept, the same command continues the download"
         )
 
     def _count(self, expected: Expected, there: int) -> None:

@@ -18,7 +18,7 @@ from nearfar.errors import DeviceError, NearfarError, StoreError
 from nearfar.format.adapters import DEVICE_CLASSES, class_of, suited
 from nearfar.store.entries import Entry, Store, Wanted
 from nearfar.store.fetching import Told, fetch, is_url
-from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
+from nearfar.store.naming import Asked, holds_checkpoint, mark_of, wanted_of
 
 Build = Callable[[BuildOptions], object]
 """Function that builds and shows progress."""
@@ -83,13 +83,15 @@ def elsewhere(*targets: str) -> Runner:
 
 def _of_machine(kind: str, which: str | None) -> Best:
     """The target of a device of this machine, for programs of its class and of the neighbouring one."""
-    with suppress(DeviceError, ModuleNotFoundError):  # reported when the device is opened
+    with suppress(DeviceError, ModuleNotFoundError):  # a failure is reported when the device is opened
         if (adapter := device(kind).probe(which).adapter) is not None:
             return Best(kind, suited(class_of(adapter)))
     return Best(kind)
 
 
-def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Path:
+def artifacts_at(
+    given: str, runner: Runner, build: Build, tell: Tell, bar: Bar, adapter: str | None = None
+) -> Path:
     """The folder of a path's or a name's artifacts; a model of the store is built for the runner if it has no
     suitable one.
     """
@@ -97,10 +99,15 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar)
     if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
         if not holds_artifacts(path) and any(path.iterdir()) and (what := folder_is(path)):
             raise StoreError(f"{path} is {what}")
-        find_artifacts(path)  # reports what is missing
+        if adapter is not None:
+            raise StoreError(
+                f"{path} is built already, and --adapter {adapter} is merged when a checkpoint is built: "
+                "name the model that it was made of"
+            )
+        find_artifacts(path)  # find_artifacts reports what is missing
         return path
     store = Store()
-    entry = made(store, wanted_of(given, store), runner, build, tell, bar)
+    entry = made(store, wanted_of(given, store, Asked(adapter=adapter)), runner, build, tell, bar)
     entry.touch()
     return entry.folder
 
@@ -110,7 +117,7 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     changed; downloaded where its source is a URL.
     """
     fetched = is_url(wanted.source)
-    if fetched:  # somebody else built these artifacts: one of them will do
+    if fetched:  # another process built these artifacts; any of them will do
         runner = replace(runner, every=False)
     found = _fresh(store, wanted)
     if found is not None and runner.runs(found):
@@ -118,12 +125,13 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     if fetched:
         tell(f"Fetching {wanted.name} (one time) …")
     else:
-        first_look(wanted.source)
+        first_look(wanted.source, adapter=wanted.adapter)
         if runner.chats:
             check_chats(wanted.source)
         tell(f"Building {wanted.name} (one time) …")
     with store.locked(wanted, tell):
-        # Another process may have made the entry since the look above, also where nobody waited for the lock.
+        # Another process may have made the entry since the last look, also if this one did not wait for the
+        # lock.
         found = _fresh(store, wanted)
         if found is None or not runner.runs(found):
             if found is None and (stale := store.of(wanted)) is not None:
@@ -135,8 +143,8 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
                         fetch(wanted.source, place, _best_first(runner), told)
                 else:
                     _build(build, wanted, place, *runner.lacks(found))
-                return store.keep(wanted, mark_of(wanted.source))
-        return store.keep(wanted, mark_of(wanted.source))
+                return store.keep(wanted, mark_of(wanted.source, wanted.adapter))
+        return store.keep(wanted, mark_of(wanted.source, wanted.adapter))
 
 
 def _build(
@@ -160,7 +168,7 @@ def _best_first(runner: Runner) -> Sequence[str]:
 def _fresh(store: Store, wanted: Wanted) -> Entry | None:
     """The entry of `wanted`; None where its checkpoint has changed since."""
     found = store.of(wanted)
-    return found if found is not None and found.mark == mark_of(wanted.source) else None
+    return found if found is not None and found.mark == mark_of(wanted.source, wanted.adapter) else None
 
 
 def _options(wanted: Wanted, out: Path, targets: tuple[str, ...], classes: tuple[str, ...]) -> BuildOptions:
@@ -175,4 +183,5 @@ def _options(wanted: Wanted, out: Path, targets: tuple[str, ...], classes: tuple
         quality=wanted.quality,
         cpu_features=native,
         device_classes=classes,
+        adapter=wanted.adapter,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 
+from nearfar.build.adapters import short_name
 from nearfar.build.options import QUALITY, Quality
 from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
@@ -33,25 +34,39 @@ class Asked:
     quant: str | None = None
     quality: Quality | None = None
     requantize: str | None = None
+    adapter: str | None = None
 
     @property
     def bits(self) -> tuple[str | None, str | None]:
         """The schemes of new codes: for matrices of floats, and for matrices that have codes."""
         return self.quant, self.requantize
 
-    def suits(self, there: Wanted) -> bool:
-        """Whether an existing entry was built with these options."""
+    def suits(self, there: Wanted, given: str) -> bool:
+        """Whether an existing entry, found by the name `given`, was built with these options. An entry with
+        an adapter is meant only by its own name, or with that adapter.
+        """
         bits = (None, None), (there.quant, there.requantize)
-        return self.bits in bits and self.quality in (None, there.quality)
+        same = self.adapter == there.adapter or (self.adapter is None and given == there.name)
+        return self.bits in bits and self.quality in (None, there.quality) and same
 
     def called(self, name: str, gap: str) -> str:
         """The entry's name for these options: with scheme and quality after `gap`, where they are given."""
         said = [word for word in (*self.bits, self.quality) if word is not None and word != FIRST]
+        name = f"{name}+{short_name(self.adapter)}" if self.adapter else name
         return f"{name}{gap}{'-'.join(said)}" if said else name
 
     def of(self, name: str, source: str) -> Wanted:
         """The entry to build from a source with these options."""
-        return Wanted(name, source, self.quant, self.quality or QUALITY, self.requantize)
+        adapter = self.adapter and str(Path(self.adapter).expanduser().resolve())
+        there = adapter is not None and Path(adapter).exists()
+        return Wanted(
+            name,
+            source,
+            self.quant,
+            self.quality or QUALITY,
+            self.requantize,
+            adapter if there else self.adapter,
+        )
 
 
 def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
@@ -63,7 +78,9 @@ def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
     path = Path(given).expanduser()
     source = str(path.resolve()) if path.exists() else None
     there = store.find(source or given)
-    if there is not None and asked.suits(there.wanted):
+    if asked.adapter is not None and (told := no_path(asked.adapter)) is not None:
+        raise StoreError(told)
+    if there is not None and asked.suits(there.wanted, given):
         return there.wanted
     if source is not None:
         return asked.of(asked.called(path.resolve().name, ":"), source)
@@ -75,7 +92,8 @@ def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
         raise StoreError(told)
     if HUB_ID.fullmatch(given):
         return asked.of(asked.called(given.rpartition("/")[2], ":"), given)
-    if there is not None and there.wanted.source != given:  # the same model with another quantization
+    # the entry has the same model with another quantization
+    if there is not None and there.wanted.source != given:
         if asked.bits == (None, None):
             asked = replace(asked, quant=there.wanted.quant, requantize=there.wanted.requantize)
         return wanted_of(there.wanted.source, store, asked)
@@ -88,7 +106,7 @@ def _meant(given: str, store: Store) -> str:
     """Suggestions for an unknown name, as the end of a sentence."""
     names = [*(entry.wanted.name for entry in store.entries()), *KNOWN]
     family = [name for name in names if name.partition(":")[0].lower() == given.lower()]
-    if len(family) > 1:  # all sizes of the family
+    if len(family) > 1:  # the name stands for all sizes of the family
         return f": did you mean {', '.join(family[:-1])} or {family[-1]}?"
     if meant := suggested(given.lower(), names):
         return meant
@@ -109,11 +127,17 @@ def holds_checkpoint(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in CHECKPOINTS)
 
 
-def mark_of(source: str) -> str | None:
-    """A mark that changes with a local checkpoint: names, sizes and times of its files. None for anything but
-    a path.
+def mark_of(source: str, adapter: str | None = None) -> str | None:
+    """A mark that changes with a local checkpoint, and with the adapter in it: names, sizes and times of
+    their files. None where neither is a path.
     """
-    path = Path(source)
+    marks = [_files_of(Path(given)) for given in (source, adapter) if given is not None]
+    lines = [line for mark in marks if mark is not None for line in mark]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
+
+
+def _files_of(path: Path) -> list[str] | None:
+    """A line for each file of a path; None for anything but a path."""
     if not path.exists():
         return None
     if path.is_dir():  # including the modules of embedding models
@@ -122,5 +146,4 @@ def mark_of(source: str) -> str | None:
         parts = PART.fullmatch(path.name)
         files = sorted(path.parent.glob(f"{escape(parts[1])}-*-of-{parts[2]}")) if parts else [path]
     stats = [(file.relative_to(path.parent).as_posix(), file.stat()) for file in files]
-    lines = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]

@@ -10,10 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nearfar.build.adapters import adapter_at
 from nearfar.build.first_look import config_at
+from nearfar.checkpoint_files import ADAPTER
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID, check_there
+from nearfar.step.causal import not_causal
 from nearfar.step.kinds import check_writes_text, config_in, torch_refuses
 from nearfar.store.entries import Store
 from nearfar.store.fetching import address_of, is_url
@@ -52,9 +55,7 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    by_torch = (
-        as_it_is and _repository(given) and _torch_is_there() and not torch_refuses(_writes_text(given))
-    )
+    by_torch = as_it_is and _repository(given) and _torch_is_there() and _torch_runs(given)
     return given if by_torch else str(artifacts(given))
 
 
@@ -95,10 +96,23 @@ def _for_transformers(path: Path, codes: bool = False) -> bool:
     if not any(path.glob("*.safetensors")):
         return False
     config = config_in(path)
+    if config is None and (path / ADAPTER).is_file():
+        return False  # an adapter is merged into its model by a build
     if config is None:
-        return True  # opening it reports what is wrong
+        return True  # opening the folder reports what is wrong
     quantized = any(config.get(key) for key in QUANTIZED)
-    return (codes or not (quantized or torch_refuses(config))) and _torch_is_there()
+    return (codes or (not quantized and _torch_answers(config))) and _torch_is_there()
+
+
+def _torch_runs(repository: str) -> bool:
+    """Whether the torch engine can run a model of the hub; not an adapter, which a build merges."""
+    config = _writes_text(repository)
+    return _torch_answers(config) and (bool(config) or adapter_at(repository) is None)
+
+
+def _torch_answers(config: Mapping[str, Any]) -> bool:
+    """Whether the torch engine can run the model of a config.json, as far as that says."""
+    return torch_refuses(config) is None and not_causal(config) is None
 
 
 def _repository(source: str) -> bool:

@@ -20,7 +20,7 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.units import Dot, Unit
 
 Expr = Any
-Words = list[list[Expr]]  # the words of a turn, for each plane
+Words = list[list[Expr]]  # the words of a loop turn, for each plane
 LARGEST = 127 * 256 + 127
 SUMS: dict[Dot, int] = {
     "pmaddwd": 1, "dot_i16x8": 1, "smlal": 2, "vpdpbusd": 2, "sdot": 2, "usmmla": 2,
@@ -67,6 +67,7 @@ class Products:
         self.unit, self.matrix, self.rows, self.pieces = unit, matrix, rows, columns // unit.lanes
         self.scaled = matrix.bits == 4 and self._scales(unit.dot)
         self.offset = 128 if unit.dot == "sdot" and matrix.bits == 8 else 0
+        self.correction = self.offset - matrix.zero
         self._vector = f"int32x{unit.lanes}"
         self._each = SUMS[unit.dot] * (2 if self.scaled else 1)
 
@@ -88,8 +89,10 @@ class Products:
         """The index at which word i of a row is stored: the words i of all rows are neighbours."""
         return i * self.rows + row
 
-    def codes(self, words: Words) -> list[Any]:
-        """The codes of each quad of a turn, unpacked from registers of words."""
+    def codes(self, words: Words, first: int = 0) -> list[Any]:
+        """The codes of each quad of a turn, unpacked from registers of words; `first`: the quad of its cell
+        (packing.Layout) with which the turn's group begins.
+        """
         raise NotImplementedError
 
     def zero(self) -> Expr:
@@ -134,13 +137,13 @@ class Products:
     def _quads(self) -> range:
         return range(turn(self.matrix) // packing.QUAD)
 
-    def _bits(self, words: Words, quad: int, ones: int, down: int = 0) -> Expr:
+    def _bits(self, words: Words, quad: int, first: int, ones: int, down: int = 0) -> Expr:
         """The codes of a quad in those bytes of a word that have a one in `ones`, shifted down by `down`
-        bits.
+        bits; `first`: see `codes`.
         """
         found = None
         for plane, of in zip(packing.PLANES[self.matrix.bits], words, strict=True):
-            word, at = divmod(quad, plane.quads)
+            word, at = divmod(first % plane.quads + quad, plane.quads)
             shift, mask = at * plane.bits - plane.low + down, plane.mask << plane.low
             if self.scaled:
                 shift, mask = down, plane.mask << at * plane.bits
@@ -162,18 +165,18 @@ class Bytes(Products):
         both = [T.Bind(v.bits(v.cast(half, "int8x16"), "int32x4")) for half in (high, low)]
         return T.Bind(tirx.Shuffle(both, self.ORDER))
 
-    def codes(self, words: Words) -> list[Any]:
+    def codes(self, words: Words, first: int = 0) -> list[Any]:
         """One word of codes for each quad; see Products.codes."""
-        found = [self._word(words, quad) for quad in self._quads()]
+        found = [self._word(words, quad, first) for quad in self._quads()]
         return [T.Bind(code ^ self._splat(0x80808080)) for code in found] if self.offset else found
 
-    def _word(self, words: Words, quad: int) -> Expr:
+    def _word(self, words: Words, quad: int, first: int) -> Expr:
         """The codes of a quad; NEON shifts bytes, so codes in a byte's highest bits need no mask."""
-        first = packing.PLANES[self.matrix.bits][0]
-        word, at = divmod(quad, first.quads)
-        if self.unit.architecture != "aarch64" or len(words) > 1 or at != first.quads - 1 or at == 0:
-            return self._bits(words, quad, 0x01010101)
-        down = v.isplat(at * first.bits, "uint8", 4 * self.unit.lanes)
+        plane = packing.PLANES[self.matrix.bits][0]
+        word, at = divmod(quad, plane.quads)
+        if self.unit.architecture != "aarch64" or len(words) > 1 or at != plane.quads - 1 or at == 0:
+            return self._bits(words, quad, first, 0x01010101)
+        down = v.isplat(at * plane.bits, "uint8", 4 * self.unit.lanes)
         return T.Bind(v.bits(v.bits(words[0][word], f"uint8x{4 * self.unit.lanes}") >> down, self._vector))
 
     def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
@@ -231,9 +234,11 @@ class Pairs(Products):
         order = [quad + i for quad in range(0, 16, 4) for i in (0, 2, 1, 3)]
         return T.Bind(v.bits(tirx.Shuffle([T.Bind(v.cast(values, "int16x16"))], order), "int32x8"))
 
-    def codes(self, words: Words) -> list[Any]:
+    def codes(self, words: Words, first: int = 0) -> list[Any]:
         """Two words of codes for each quad; see Products.codes."""
-        return [[self._bits(words, quad, 0x00010001, down) for down in (0, 8)] for quad in self._quads()]
+        return [
+            [self._bits(words, quad, first, 0x00010001, down) for down in (0, 8)] for quad in self._quads()
+        ]
 
     def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
         pairs, x = (v.bits(a, f"int16x{2 * self.unit.lanes}") for a in (codes[which], x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -12,12 +13,11 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Embed
-from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import turn
 from nearfar.targets.cpu.kernels.extents import opened
-from nearfar.targets.cpu.kernels.linear_quant import affine
+from nearfar.targets.cpu.kernels.scales import SpanScales
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -39,8 +39,8 @@ def embed(job: Embed, unit: Unit) -> Staged:
             token = T.Bind(tirx.max(tirx.min(tokens[row], matrix.n - 1), 0))
             block, lane = T.Bind(token // v.ROWS), T.Bind(token % v.ROWS)
             if matrix.quantized:
-                with T.serial(0, matrix.k // matrix.group) as g:
-                    _group(matrix, unit, weights[0], block, lane, g, functools.partial(put, row))
+                layout, put_one = packing.Layout(matrix), functools.partial(put, row)
+                _Row(layout, unit, weights[0], block, lane, put_one).whole()
             else:
                 with T.serial(0, matrix.k) as k:
                     put(row, k, tirx.Cast("float32", weights[0][block, k, lane]))
@@ -49,24 +49,61 @@ def embed(job: Embed, unit: Unit) -> Staged:
     return Staged((Stage(func, tuple(name for name, *_ in args)),))
 
 
-def _group(
-    matrix: Matrix, unit: Unit, w: Expr, block: Expr, lane: Expr, g: Expr, put: Callable[[Expr, Expr], None]
-) -> None:
-    """Unpack one group of a row: calls put(k, value) for each number."""
-    step, first = turn(matrix), packing.first_lines(matrix)
-    both = v.local((2, v.ROWS), "float32")
-    for half, values in enumerate(affine(matrix, unit, w, block, g, v.i32(0), v.ROWS)):
-        v.put(both, [half, 0], values)
-    scale, bias = T.Bind(both[0, lane]), T.Bind(both[1, lane])
-    with T.serial(0, matrix.group // step) as c:
-        for i in range(step):
-            code = tirx.IntImm("uint32", 0)
-            for plane, line in zip(packing.PLANES[matrix.bits], first, strict=False):
-                codes = packing.QUAD * plane.quads
-                word = w[block, g, line + c * max(1, step // codes) + i // codes, lane]
-                part = (word >> _u32(plane.place(i % codes))) & _u32(plane.mask)
-                code = code | (part << _u32(plane.low))
-            put(g * matrix.group + c * step + i, tirx.Cast("float32", code) * scale + bias)
+@dataclass(frozen=True)
+class _Row:
+    """Row `lane` of a block: calls put(k, value) for each number."""
+
+    layout: packing.Layout
+    unit: Unit
+    w: Expr
+    block: Expr
+    lane: Expr
+    put: Callable[[Expr, Expr], None]
+
+    def whole(self) -> None:
+        """Unpack the row, span by span."""
+        each, cells = self.layout.span // self.layout.cell, self.layout.matrix.k // self.layout.cell
+        with T.serial(0, cells // each) as span:
+            self._span(span, each)
+        if cells % each:
+            self._span(v.i32(cells // each), cells % each)
+
+    def _span(self, span: Expr, cells: int) -> None:
+        scales = SpanScales(self.layout, self.unit, self.w, self.block, span, v.i32(0), v.ROWS)
+        of_cell = self.layout.cell // self.layout.matrix.group
+        with T.serial(0, cells) as cell:
+            for inside in range(of_cell):
+                in_span = T.Bind(cell * of_cell + inside)
+                both = v.local((2, v.ROWS), "float32")
+                for half, values in enumerate(scales.of(in_span)):
+                    if values is not None:
+                        v.put(both, [half, 0], values)
+                self._group(span, cell, inside, in_span, both)
+
+    def _group(self, span: Expr, cell: Expr, inside: int, in_span: Expr, both: Expr) -> None:
+        """Unpack a group of a cell. Without offsets the only rounding is that of scale · (code − zero)."""
+        matrix, step = self.layout.matrix, turn(self.layout.matrix)
+        scale, first = T.Bind(both[0, self.lane]), inside * (matrix.group // packing.QUAD)
+        offset = T.Bind(both[1, self.lane]) if matrix.scales.offsets else None
+        of_span = T.Bind(span * self.layout.span + in_span * matrix.group)
+        with T.serial(0, matrix.group // step) as c:
+            for i in range(step):
+                code = tirx.Cast("int32", self._code(span, cell, inside, first, c, i))
+                value = tirx.Cast("float32", code - v.i32(matrix.zero)) * scale
+                self.put(of_span + c * step + i, value if offset is None else value + offset)
+
+    def _code(self, span: Expr, cell: Expr, inside: int, first: int, c: Expr, i: int) -> Expr:
+        """Code i of turn c, uint32."""
+        code = tirx.IntImm("uint32", 0)
+        for plane, start in zip(self.layout.planes, self.layout.starts, strict=False):
+            of_word = packing.QUAD * plane.quads
+            count = max(1, turn(self.layout.matrix) // of_word)
+            line = start + inside * self.layout.matrix.group // of_word + cell * self.layout.starts[-1]
+            place = first % plane.quads * packing.QUAD + i
+            word = self.w[self.block, span, line + c * count + place // of_word, self.lane]
+            part = (word >> _u32(plane.place(place % of_word))) & _u32(plane.mask)
+            code = code | (part << _u32(plane.low))
+        return code
 
 
 def _u32(value: int) -> Expr:

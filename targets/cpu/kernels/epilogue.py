@@ -19,9 +19,9 @@ def out_args(job: Linear) -> Args:
     """The parameters after the weights, in the order of the contract."""
     args: Args = []
     if job.bias:
-        args.append(("bias", (job.matrix.n,), "float32"))
+        args.append(("bias", (job.of or job.matrix.n,), "float32"))
     if job.residual:
-        args.append(("residual", (job.m, job.columns), job.out_dtype))
+        args.append(("residual", (job.m, job.width), job.out_dtype))
     args.append(("out", *job.out))
     return args
 
@@ -46,6 +46,8 @@ def finish_tile(
     """
     for r in range(tile):
         column = block * v.ROWS
+        if job.first:
+            column = T.Bind(column + job.first)
         if job.columns % v.ROWS:
             _finish_lanes(job, buf, column, row + r, v.lanes(acc, [r, 0]))
         else:
@@ -81,11 +83,11 @@ def _finish_lanes(job: Linear, buf: dict[str, Expr], column: Expr, row: Expr, va
     lanes = v.local((1, v.LANES), "float32")
     v.put(lanes, [0, 0], value)
     if job.bias:
-        with T.serial(0, v.LANES) as i, T.If(column + i < job.columns), T.Then():
+        with T.serial(0, v.LANES) as i, T.If(column + i < job.first + job.columns), T.Then():
             v.put1(lanes, [0, i], lanes[0, i] + buf["bias"][column + i])
     if job.softcap is not None:
         v.put(lanes, [0, 0], softcap(v.lanes(lanes, [0, 0]), job.softcap))
-    with T.serial(0, v.LANES) as i, T.If(column + i < job.columns), T.Then():
+    with T.serial(0, v.LANES) as i, T.If(column + i < job.first + job.columns), T.Then():
         one: Expr = lanes[0, i]
         if job.residual:
             one = T.Bind(one + tirx.Cast("float32", buf["residual"][row, column + i]))

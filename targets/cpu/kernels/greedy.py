@@ -117,7 +117,7 @@ def greedy(job: Greedy, unit: Unit) -> Staged:
     args: Args = [
         ("logits", (MAX_ROWS, vocab), "float32"),
         ("sample_i32", (MAX_ROWS, COLUMNS), "int32"),
-        ("sampled", (rows,), "int32"),  # its shape gives the number of rows
+        ("sampled", (rows,), "int32"),  # this buffer's shape gives the number of rows
         ("tokens", (MAX_STEP,), "int32"),
     ]
 

@@ -67,7 +67,8 @@ def _narrow(value: Expr) -> Expr:
     whole = T.Bind(v.bits(value, "int32"))
     size = T.Bind(whole & v.i32(0x7FFFFFFF))
     normal = (size - v.i32(EXPONENT) + v.i32(0xFFF) + ((size >> v.i32(13)) & v.i32(1))) >> v.i32(13)
-    # For subnormal results 0.5 is added: the sum's last bit has the value of the last bit of those.
+    # For subnormal results 0.5 is added: then the sum's last bit has the value of a subnormal float16's last
+    # bit.
     small = v.bits(v.bits(size, "float32") + v.f32(0.5), "int32") - v.i32(0x3F000000)
     number = T.Bind(tirx.Select(size < v.i32(113 << 23), small, normal))
     number = T.Bind(tirx.Select(size > v.i32(0x7F800000), v.i32(0x7E00), number))

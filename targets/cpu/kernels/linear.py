@@ -28,7 +28,7 @@ def linear(job: Linear, unit: Unit) -> Staged:
     if (job.x_dtype, job.out_dtype) != ("float32", "float32"):
         raise BuildError(f"the cpu target has float32 activations only, not {job.x_dtype} to {job.out_dtype}")
     kernel = linear_quant.linear if job.matrix.quantized else linear_dense.linear
-    gated_by_parts = job.gate is not None and job.columns % packing.ROWS
+    gated_by_parts = job.gate is not None and (job.columns % packing.ROWS or job.matrix.pieces)
     return _gated_by_parts(job, unit, kernel) if gated_by_parts else kernel(job, unit)
 
 

@@ -8,6 +8,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import tile
@@ -61,21 +62,22 @@ def _matmul(job: Linear, unit: Unit, buf: dict[str, Expr], x: Expr, rows: int) -
     n = job.columns
     with v.parallel(packing.blocks(n)) as block, T.serial(0, job.m // rows) as t:
         acc = v.local((rows, v.ROWS), "float32")
-        _accumulate(job, unit, buf["w0"], x, block, t * rows, rows, acc)
+        accumulate(job.matrix, unit, buf["w0"], x, block, t * rows, rows, acc)
         up = None
         if job.gate is not None:
             up = v.local((rows, v.ROWS), "float32")
-            _accumulate(job, unit, buf["w0"], x, block + packing.blocks(n), t * rows, rows, up)
+            accumulate(job.matrix, unit, buf["w0"], x, block + packing.blocks(n), t * rows, rows, up)
         finish_tile(job, buf, block, t * rows, rows, acc, up)
 
 
-def _accumulate(
-    job: Linear, unit: Unit, weight: Expr, x: Expr, block: Expr, row: Expr, rows: int, acc: Expr
+def accumulate(
+    matrix: Matrix, unit: Unit, weight: Expr, x: Expr, block: Expr, row: Expr, rows: int, acc: Expr
 ) -> None:
+    """acc[r] = x[row + r] · W[block]ᵀ."""
     for r in range(rows):
         v.put(acc, [r, 0], v.splat(0.0))
-    with T.serial(0, job.matrix.k) as k:
+    with T.serial(0, matrix.k) as k:
         weights = v.lanes(weight, [block, k, 0])
-        weights = widen(unit, weights, finite=True) if job.matrix.bits == 16 else weights
+        weights = widen(unit, weights, finite=True) if matrix.bits == 16 else weights
         for r in range(rows):
             v.put(acc, [r, 0], v.lanes(acc, [r, 0]) + weights * v.splat(x[row + r, k]))

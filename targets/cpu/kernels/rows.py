@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -47,27 +48,37 @@ def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
     return T.Bind(logit_rows[m]) if job.rows else m
 
 
-def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr) -> None:
+def quantise_row(
+    job: Linear, dot: Products, corrected: bool, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr
+) -> None:
     """Quantize row m of x' to integers of 16 bits, xq[m / rows, …], in the words that `dot` multiplies.
 
-    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; if `dot` has an offset, a third number
+    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; if `corrected`, a third number
     holds the bits of the sum of the group's integers.
 
     16 bits instead of the usual 8 keep the error (2^-16 of a group's largest value) below that of float32
     sums over the row, so that greedy text equals that of float32 on the dequantized weights. linear_quant
     states the cost.
     """
-    group, tile = job.matrix.group, dot.rows
     x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)
     rms = norm_scale(x, row, job.matrix.k, job.norm) if job.norm is not None else None
+
+    def value_at(i: Expr) -> Expr:
+        value = v.lanes(x, [row, i])
+        return value if rms is None else T.Bind(value * v.splat(rms) * v.lanes(ins["norm"], [i]))
+
+    quantise(dot, corrected, value_at, m, xq, xs)
+
+
+def quantise(
+    dot: Products, corrected: bool, value_at: Callable[[Expr], Expr], m: Expr, xq: Expr, xs: Expr
+) -> None:
+    """Quantize a row of inputs as row m; see quantise_row. `value_at` gives sixteen values from one on."""
+    matrix, tile = dot.matrix, dot.rows
+    group = matrix.group
     t, r = (m, v.i32(0)) if tile == 1 else (T.Bind(m // tile), T.Bind(m % tile))
-    with T.serial(0, job.matrix.k // group) as g:
-        regs = []
-        for i in range(0, group, v.LANES):
-            value = v.lanes(x, [row, g * group + i])
-            if rms is not None:
-                value = T.Bind(value * v.splat(rms) * v.lanes(ins["norm"], [g * group + i]))
-            regs.append(value)
+    with T.serial(0, matrix.k // group) as g:
+        regs = [value_at(g * group + i) for i in range(0, group, v.LANES)]
         total, largest = regs[0], tirx.abs(regs[0])
         for value in regs[1:]:
             total, largest = T.Bind(total + value), T.Bind(tirx.max(largest, tirx.abs(value)))
@@ -76,7 +87,7 @@ def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: 
         v.put1(xs, [t, g, 0, r], amax * v.f32(1.0 / LARGEST))
         v.put1(xs, [t, g, 1, r], v.hsum(total))
         integers = [T.Bind(v.cast(tirx.nearbyint(value * v.splat(inverse)), v.I32X16)) for value in regs]
-        if dot.offset:
+        if corrected:
             whole = functools.reduce(lambda a, b: T.Bind(a + b), integers)
             v.put1(xs, [t, g, 2, r], v.bits(v.hreduce(whole, lambda a, b: a + b, "int32"), "float32"))
         for i, value in enumerate(integers):

@@ -95,7 +95,7 @@ def limit(buf: dict[str, Expr], r: Expr, top: Expr, width: int) -> None:
         v.put1(least, [0], tirx.max(found[0], least[0]))
     with T.If(min_p > v.f32(0.0)), T.Then():
         v.put1(least, [0], tirx.max(least[0], top + tirx.log(min_p)))
-    # The largest l is always kept.
+    # The token with the largest logit is always kept.
     v.put1(buf["scratch:5"], [r], tirx.min(least[0], top))
 
 
@@ -144,7 +144,7 @@ def _find(
             return T.Bind(above[one] + _sum_from(buf["scratch:4"], r, n, top, one, least))
 
         _bisect(found, lambda least: measure(which, least), lambda: wanted)
-        # Sums in two orders differ in their last bits, but the bin is known to reach the wanted amount.
+        # Sums in two orders differ in their last bits, but the bin is known to reach the wanted sum.
         v.put1(found, [0], tirx.max(found[0], smallest))
         if kept is not None:
             v.put1(kept, [0], measure(1, T.Bind(found[0])))
@@ -191,12 +191,12 @@ def _bisect(found: Expr, measure: Callable[[Expr], Expr], wanted: Callable[[], E
 
     The search is bit by bit, over integers in the order of the floats.
     """
-    # int64 keys: TVM's simplifier negates the bounds of comparisons, which uint32 constants cannot stand
-    # (0.27).
+    # The keys are int64, because TVM's simplifier negates the bounds of comparisons, which uint32 constants
+    # cannot be (0.27).
     lowest, highest = (
         tirx.IntImm("int64", 0x007FFFFF),
         tirx.IntImm("int64", 0xFF800000),
-    )  # the keys of -inf and inf; NaNs beyond
+    )  # the keys of -inf and inf; the keys of NaNs lie beyond
     key = v.scalar("int64")
     v.put1(key, [0], tirx.IntImm("int64", 0))
     with T.serial(0, 32) as i:

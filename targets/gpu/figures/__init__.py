@@ -30,7 +30,7 @@ CACHES = ("k_cache", "v_cache")
 INPUTS = ("x", "partial")
 """Names of the rows that a matrix multiplies: rows as they are, or attention in parts."""
 
-BYTES = 4  # in a word
+BYTES = 4  # bytes of a word
 
 _known: dict[tuple[object, ...], Figures] = {}
 """Figures computed so far: programs of one build share many kernels."""

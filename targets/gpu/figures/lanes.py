@@ -132,7 +132,8 @@ class Lanes:
         """The number of active points, each counted with those that it stands for."""
         if self.mask is None:
             return math.prod(float(axis.weights.sum()) for axis in self._axes)
-        if self._counted is None or self._counted[0] is not self.mask:  # cached: all operations ask
+        # the count is cached, because all operations ask for it
+        if self._counted is None or self._counted[0] is not self.mask:
             weighted = self.each() * self.weights(0, len(self._axes))
             self._counted = self.mask, float(weighted.sum())
         return self._counted[1]

@@ -37,7 +37,7 @@ class Reads:
         if not count:
             return 0.0
         at, active = lanes.first_active(index)
-        weight = lanes.workgroups()  # the number of workgroups that each stands for
+        weight = lanes.workgroups()  # the number of workgroups for which each computed one stands
         threads = float((weight * active.sum(-1)).sum())
         together = float((weight * _different(at, active)).sum()) / threads
         groups = -(-at.shape[1] // LOCKSTEP)

@@ -218,11 +218,11 @@ class Walk:
                 if any_active:
                     self._statement(node.body)
                     self._wait()
-        for kept in (self._locals, self._variables):  # values of the last turn
+        for kept in (self._locals, self._variables):  # values of the loop's last turn
             for key, value in kept.items():
                 if isinstance(value, np.ndarray) and value.ndim > outside:
                     kept[key] = value[-1]
-        for buffer, turns in self._shared.items():  # each turn may fill a part of it
+        for buffer, turns in self._shared.items():  # each turn of the loop may fill a part of the buffer
             if turns.ndim > outside:
                 self._shared[buffer] = _filled(before.get(buffer, np.array(_EMPTY)), turns)
 

@@ -11,11 +11,13 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
+from nearfar.format.scales import SYMMETRIC
 from nearfar.kernels.codes import BITS
 from nearfar.kernels.jobs import Activation, Linear
 from nearfar.kernels.quantized import Matrix
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.job_reference import ACTIVATIONS
+from tests.support.scales import STORED_AS
 
 
 def linear(m: int, matrix: Matrix, **options: Any) -> Linear:
@@ -68,12 +70,25 @@ SWEEP = [linear(1, Matrix(2 * 4096, 8, 32), gate=gate) for gate in get_args(Acti
 CAP = linear(1, Matrix(4096, 8, 32), softcap=30.0)
 
 
+STORED = [
+    *(linear(m, Matrix(n, 512, bits, group, scales=how), norm=1e-5, residual=True)
+      for bits, group, how in STORED_AS for n, m in ((35, 1), (48, 16))),
+    linear(1, Matrix(48, 96, 5, 32, scales=SYMMETRIC)),
+    linear(4, Matrix(16, 32, 8, 32, scales=SYMMETRIC), bias=True),
+    linear(16, Matrix(64, 256, 4, 32, scales=STORED_AS[5][2]), gate="silu", bias=True),
+    *(linear(m, Matrix.of([Matrix(40, 256, bits, group, scales=how) for bits, group, how in STORED_AS[-2:]]),
+             norm=1e-5, bias=True) for m in (1, 16)),
+    linear(1, Matrix.of([Matrix(24, 256, bits, group, scales=how) for bits, group, how in STORED_AS[:2]]),
+           gate="silu", residual=True),
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    return CpuJobs(tmp_path_factory.mktemp("linear"), [*PLAIN, *GATED, *HEADS, *CAPPED, *SWEEP, CAP])
+    return CpuJobs(tmp_path_factory.mktemp("linear"), [*PLAIN, *GATED, *HEADS, *CAPPED, *SWEEP, CAP, *STORED])
 
 
-@pytest.mark.parametrize("job", [*PLAIN, *GATED, *HEADS, *CAPPED], ids=lambda job: job.label)
+@pytest.mark.parametrize("job", [*PLAIN, *GATED, *HEADS, *CAPPED, *STORED], ids=lambda job: job.label)
 def test_linear(jobs, job):
     rng = np.random.default_rng(job.m * 1000 + job.matrix.n)
     inputs = inputs_of(job, rng)
@@ -116,6 +131,16 @@ def test_softcap_is_that_of_float32(jobs):
     values = np.concatenate([np.linspace(-200, 200, 3000), np.geomspace(1e-6, 1e3, 1096)]).astype(np.float32)
     got = jobs.compute(CAP, swept(CAP, values))["out"][0]
     np.testing.assert_allclose(got, 30 * np.tanh(values.astype(np.float64) / 30), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("bits", "group", "how"), STORED_AS)
+def test_packed_matrices_have_the_bytes_of_their_scheme(bits, group, how):
+    """A superblock with one float16 factor is padded by half a line, at most 2 %."""
+    matrix = Matrix(32, 1024, bits, group, scales=how)
+    (part,) = KERNELS.parts(matrix)
+    assert matrix.bytes <= part.bytes <= matrix.bytes * 1.02
+    if how.offsets or not how.superblock:
+        assert part.bytes == matrix.bytes
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -126,7 +126,7 @@ def test_sample(jobs, vocab):
             a["sample_f32"][row, :6] = setting[:6]
             seed = rng.integers(-(2**31), 2**31, 2)
             a["sample_i32"][row, 1:6] = [setting[6], *seed, trial * 7, row * 2 if row % 2 else -1]
-        a["sample_i32"][15, 0] = -1  # unused
+        a["sample_i32"][15, 0] = -1  # this row is unused
         want = [sample_reference(row, a) for row in range(15)]
         got = jobs.run(job, a)
         assert got["sampled"].tolist() == [*want, -7]

@@ -15,6 +15,7 @@ from nearfar.kernels.jobs import Embed, Linear, Norm
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
 from tests.support.cpu_jobs import CpuJobs, inputs_of
+from tests.support.scales import STORED_AS
 from tests.support.turns import paired
 
 HERE = architecture()
@@ -23,6 +24,9 @@ OTHERS = [unit for unit in UNITS.values() if unit.architecture == HERE and unit 
 JOBS = [
     *(Linear(m, Matrix(48, 256, bits, group), "float32", "float32", norm=1e-5, residual=True)
       for bits, (m, group) in paired(BITS, ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128)))),
+    *(Linear(m, Matrix(40, 256, bits, group, scales=how), "float32", "float32", norm=1e-5)
+      for (bits, group, how), m in paired(STORED_AS, (1, 4, 16))),
+    *(Embed(4, Matrix(40, 512, bits, group, scales=how)) for bits, group, how in STORED_AS[::2]),
     Linear(8, Matrix(70, 128, 8, 32), "float32", "float32", bias=True),
     Linear(16, Matrix(96, 128, 4, 64), "float32", "float32", norm=1e-6, gate="silu"),
     Linear(16, Matrix(64, 172, 16), "float32", "float32"),

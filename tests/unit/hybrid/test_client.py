@@ -72,7 +72,7 @@ async def test_a_prompt_too_long_for_the_device_goes(rig: Rig) -> None:
     class Small(AsyncEngine):
         pass
 
-    small = Small(tiny.core(), rig.device.codec)  # 160 tokens of context
+    small = Small(tiny.core(), rig.device.codec)  # the context has 160 tokens
     async with small:
         client = rig.client(device=small)
         long = [{"role": "user", "content": "fox " * 60}]
@@ -168,7 +168,7 @@ async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
             [{"role": "user", "content": "fox " * 900}], x_nearfar={"private": True}, **ASK
         )
     again = await client.chat.completions.create([{"role": "user", "content": "cat"}], **ASK)
-    assert again.x_nearfar.path == ["device"]  # it was private before
+    assert again.x_nearfar.path == ["device"]  # the conversation was private before
     done = CliRunner().invoke(typer_app, ["route", "log", str(path), "--json"])
     assert done.exception is None, done.exception
     found = json.loads(done.stdout)
@@ -204,7 +204,7 @@ async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
 async def test_budgets_hold_also_for_requests_at_once_and_from_start_to_start(
     rig: Rig, tmp_path: Path
 ) -> None:
-    policy = replace(QUICK, mode="prefer_cloud", budget_day=200)  # an answer costs some 70 tokens
+    policy = replace(QUICK, mode="prefer_cloud", budget_day=200)  # an answer costs about 70 tokens
     client = rig.client(policy, state=tmp_path / "state.json")
     answers = await asyncio.gather(*(client.chat.completions.create(HELLO, **ASK) for _ in range(4)))
     routes = sorted(str(answer.x_nearfar.route) for answer in answers)
@@ -283,7 +283,7 @@ async def test_the_threshold_follows_its_share_and_is_kept(rig: Rig, tmp_path: P
 async def test_a_conversation_stays_where_its_cache_is_warm(rig: Rig) -> None:
     client = rig.client(replace(QUICK, ttft=None, escalation="off"))
     assert client.router.device is not None
-    client.router.device.speeds.prefill_tps = 10.0  # a slow device
+    client.router.device.speeds.prefill_tps = 10.0  # the speed of a slow device
     mine = {"x_nearfar": {"conversation": "a"}}
     turns = [{"role": "user", "content": "prove it"}]
     first = await client.chat.completions.create(turns, **mine, **ASK)

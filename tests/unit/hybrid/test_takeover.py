@@ -144,7 +144,7 @@ async def test_busy_with_retry_after(rig: Rig, tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 9, 30])
 async def test_the_device_is_lost_in_mid_stream_and_the_cloud_goes_on(rig: Rig, steps: int) -> None:
     expected = await rig.expected()
-    lose_after(rig.device, 2 * steps)  # a step and its sampling
+    lose_after(rig.device, 2 * steps)  # two calls for each step: the step and its sampling
     text, told = await streamed(rig.client())
     assert text == expected
     assert (told[-1].route, told[-1].degraded) == ("cloud", False)

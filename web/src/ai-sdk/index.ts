@@ -24,10 +24,11 @@ export interface NearfarModelOptions {
 }
 
 /**
- * A language model of the AI SDK that `engine` answers. What its call options cannot say goes through
- * `providerOptions: { nearfar: { min_p, repetition_penalty, … } }`, by the names of the engine's requests.
+ * A language model of the AI SDK that `engine` answers. Parameters that the AI SDK's call options lack go
+ * through `providerOptions: { nearfar: { min_p, repetition_penalty, … } }`, with the names of the engine's
+ * requests.
  *
- * Tools of providers and files are refused with UnsupportedFunctionalityError.
+ * Provider tools and files are rejected with UnsupportedFunctionalityError.
  */
 export function nearfar(engine: Answerer, options: NearfarModelOptions = {}): LanguageModelV4 {
   return new NearfarModel(engine, options.modelId ?? engine.model?.name ?? "hybrid");
@@ -36,7 +37,7 @@ export function nearfar(engine: Answerer, options: NearfarModelOptions = {}): La
 class NearfarModel implements LanguageModelV4 {
   readonly specificationVersion = "v4";
   readonly provider = "nearfar";
-  /** The engine fetches nothing that a message names. */
+  /** Empty, because the engine fetches no file that a message names. */
   readonly supportedUrls = {};
 
   constructor(
@@ -65,8 +66,8 @@ class NearfarModel implements LanguageModelV4 {
 }
 
 /**
- * An embedding model of the AI SDK that `engine` answers, which has loaded a model that gives embeddings.
- * `providerOptions: { nearfar: { dimensions } }` asks for the first values of each.
+ * An embedding model of the AI SDK that `engine` answers; the engine must have loaded a model that gives
+ * embeddings. `providerOptions: { nearfar: { dimensions } }` asks for the first values of each embedding.
  */
 export function embeddingModel(engine: Answerer, options: NearfarModelOptions = {}): EmbeddingModelV4 {
   const { embeddings } = engine;

@@ -56,7 +56,10 @@ export function contentOf({ message, finish_reason }: ChatChoice): LanguageModel
   ];
 }
 
-/** Only an answer that is cut can have a call whose arguments are not whole: nothing is to be called then. */
+/**
+ * Whether the arguments of a call are complete. Only an answer that was cut can have an incomplete call,
+ * which must not be made.
+ */
 function isWhole({ function: called }: ToolCall, reason: string | null): boolean {
   return reason !== "length" || parsed(called.arguments) !== undefined;
 }
@@ -71,8 +74,8 @@ function callOf({ id, function: called }: ToolCall) {
 }
 
 /**
- * The engine's chunks as the AI SDK's parts. An error on the way is a part and ends the answer; an abort
- * throws, by which the AI SDK knows it.
+ * Converts the engine's chunks to the AI SDK's parts. An error becomes a part and ends the answer; an abort
+ * throws, which is how the AI SDK recognizes it.
  */
 export async function* partsOf(
   chunks: AsyncIterable<ChatCompletionChunk>,
@@ -103,7 +106,7 @@ export async function* partsOf(
   yield { type: "finish", usage: usageOf(usage), finishReason };
 }
 
-/** The blocks of an answer: one at a time is open. */
+/** The blocks of an answer; one block at a time is open. */
 class Blocks {
   #open: { readonly type: "text" | "reasoning" | "tool-input"; readonly id: string } | null = null;
   #count = 0;
@@ -125,7 +128,7 @@ class Blocks {
     }
   }
 
-  /** `reason`: why the answer ended; null where it goes on. */
+  /** Closes the open block. `reason` says why the answer ended; null if it continues. */
   *end(reason: string | null = null): Generator<LanguageModelV4StreamPart> {
     if (!this.#open) return;
     yield { type: `${this.#open.type}-end`, id: this.#open.id };

@@ -33,7 +33,7 @@ export function prepare(options: LanguageModelV4CallOptions, modelId: string): P
     signal: abortSignal,
   };
   const given = Object.entries(sampling).filter(([, value]) => value !== undefined);
-  // The engine checks every name and value of these.
+  // The engine checks every name and value of `nearfar`.
   const request = {
     ...options.providerOptions?.nearfar,
     ...Object.fromEntries(given),
@@ -49,7 +49,8 @@ function messagesOf(
 ): MessageParam[] {
   if (message.role === "system") return [{ role: "system", content: message.content }];
   if (message.role === "tool")
-    // Approvals have had their effect: what was approved has a result, what was denied has one that says so.
+    // Approvals are not sent, because they have had their effect: an approved call has a result, and a denied
+    // call has a result that says so.
     return message.content.flatMap((part) => (part.type === "tool-result" ? [resultOf(part, refuse)] : []));
   let content = "";
   let reasoning = "";

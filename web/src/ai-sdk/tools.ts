@@ -7,11 +7,11 @@ import type {
 } from "@ai-sdk/provider";
 import type { ChatCompletionRequest, MessageParam, ToolCall } from "../protocol/openai.js";
 
-/** Tools and their results, from the AI SDK's shapes to OpenAI's. */
+/** Converts tools and their results from the AI SDK's records to OpenAI's. */
 
 type Refuse = (functionality: string) => Error;
 
-/** The fields of a request that say which tools there are; none where there are none. */
+/** The fields of a request that offer tools; no fields without tools. */
 export function toolsOf(
   { tools = [], toolChoice }: LanguageModelV4CallOptions,
   warnings: SharedV4Warning[],
@@ -34,7 +34,7 @@ export function toolsOf(
   return { tools: listed, tool_choice: { type: "function", function: { name: toolChoice.toolName } } };
 }
 
-/** A call of an earlier answer. One whose arguments never became JSON has none. */
+/** A call of an earlier answer. If its arguments never became complete JSON, it has no arguments. */
 export function callOf(part: LanguageModelV4ToolCallPart): ToolCall {
   const input = typeof part.input === "string" ? parsed(part.input) : part.input;
   const isObject = typeof input === "object" && input !== null;

@@ -98,7 +98,11 @@ function checkWeights({ weights }: Manifest): void {
     throw new ArtifactError(`The weight shards hold ${held} bytes, manifest.json states ${bytes}.`);
   for (const tensor of tensors) {
     const end = tensor.offset + tensor.bytes;
-    if (tensor.offset % 256 !== 0 || end > bytes)
+    if (tensor.offset % 256 !== 0)
+      throw new ArtifactError(
+        `The tensor ${tensor.name} begins at byte ${tensor.offset}, no multiple of 256.`,
+      );
+    if (end > bytes)
       throw new ArtifactError(
         `The tensor ${tensor.name} [${tensor.offset}, ${end}) lies outside the ${bytes} bytes of weights.`,
       );

@@ -102,7 +102,7 @@ export function parseJson<T>(text: string, name: string): Field<T> {
   try {
     return new Field(JSON.parse(text), name);
   } catch (cause) {
-    throw new ArtifactError(`${name} is no valid JSON. Download or build the artifact again.`, {
+    throw new ArtifactError(`${name} is not valid JSON. Download or build the artifact again.`, {
       code: "not-an-artifact",
       cause,
     });

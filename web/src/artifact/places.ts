@@ -26,7 +26,7 @@ export function addressOf(model: string | URL, from: string | URL | undefined, h
   const parts = [owner, name, revision, ...folder.split("/").slice(1)];
   if (!named || parts.some((part) => /^\.*$/.test(part)))
     throw new RequestError(
-      `${model} is no model of the Hub: it must be hf:OWNER/NAME[@REVISION][/FOLDER].`,
+      `${model} is not a model of the Hub: it must be hf:OWNER/NAME[@REVISION][/FOLDER].`,
       "url",
     );
   const base = new URL(hub, globalThis.location?.href).href.replace(/\/?$/, "/");
@@ -38,7 +38,7 @@ function parsed(model: string | URL, from: string | URL | undefined): URL {
     return new URL(model, from);
   } catch (cause) {
     throw new RequestError(
-      `The address of the model is no URL: ${model}. Give one such as https://host/models/sample/.`,
+      `The address of the model is not a URL: ${model}. Give one such as https://host/models/sample/.`,
       "url",
       { cause },
     );

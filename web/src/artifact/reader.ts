@@ -82,7 +82,7 @@ export function parseManifest(text: string): Manifest {
 function checkFormat(root: Field<format.ManifestRecord>): BackendName {
   const named = root.at("format").value;
   if (named !== format.FORMAT)
-    throw new ArtifactError(`manifest.json says format ${show(named)}: this is no nearfar artifact.`, {
+    throw new ArtifactError(`manifest.json says format ${show(named)}: this is not an artifact of nearfar.`, {
       code: "not-an-artifact",
     });
   const version = root.at("version").int(1);
@@ -92,9 +92,9 @@ function checkFormat(root: Field<format.ManifestRecord>): BackendName {
         "Upgrade the npm package nearfar.",
       { code: "artifact-unsuitable" },
     );
-  if (version < format.VERSION)
+  if (version < format.OLDEST)
     throw new ArtifactError(
-      `The artifact has format version ${version}, this runtime reads ${format.VERSION}. ` +
+      `The artifact has format version ${version}, this runtime reads from ${format.OLDEST} on. ` +
         "Build it again with this version of nearfar.",
       { code: "artifact-unsuitable" },
     );

@@ -6,8 +6,11 @@ export const FORMAT = "nearfar-artifact";
 /** The `format` of a listing that a server may send if a folder of several targets has no manifest.json. */
 export const LISTING = "nearfar-targets";
 
-/** The version of the format; a reader reads no other. */
-export const VERSION = 3;
+/** The newest version of the format that a reader reads. */
+export const VERSION = 4;
+
+/** The oldest version that is read. */
+export const OLDEST = 3;
 
 /** The manifest's key for its own digest. */
 export const DIGEST = "manifest_sha256";
@@ -47,6 +50,12 @@ export const MAX_CHOICES = 128;
 
 /** The most tools of a request, and the most calls of a message. */
 export const MAX_TOOLS = 128;
+
+/**
+ * The most bytes of all tools of a request as JSON. Their schemas, which grammars compile, have a bound of
+ * their own.
+ */
+export const MAX_TOOLS_BYTES = 1048576;
 
 /** The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000. */
 export const MAX_INPUTS = 2048;
@@ -267,9 +276,24 @@ export interface StepRecord {
   readonly params: readonly Readonly<Record<string, unknown>>[];
 }
 
+/** How the groups of a matrix store their scales. A weight is scale · code + offset. */
+export interface ScalesRecord {
+  readonly bits?: number;
+  readonly offsets?: boolean;
+  readonly superblock?: number;
+}
+
+/** How some rows of a matrix are stored, if its rows are not stored alike. */
+export interface StoredRowsRecord {
+  readonly n: number;
+  readonly bits: number;
+  readonly group_size: number;
+  readonly scales?: ScalesRecord;
+}
+
 /**
- * How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for
- * floats.
+ * How a matrix [n, k] is stored: `bits` in groups of `group_size` inputs, whose scales are stored as `scales`
+ * says, or 16 or 32 for floats. With `pieces`, these say how the rows are stored, in order.
  */
 export interface StoredMatrixRecord {
   readonly name: string;
@@ -280,6 +304,8 @@ export interface StoredMatrixRecord {
   readonly reason?: string | null;
   readonly carried?: "exact" | "codes exact, offsets rounded" | "requantized" | null;
   readonly step?: number | null;
+  readonly scales?: ScalesRecord;
+  readonly pieces?: readonly StoredRowsRecord[];
 }
 
 /** How the weights were quantized: a summary, the method, and the facts of each matrix, which can differ. */

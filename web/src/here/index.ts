@@ -1,6 +1,6 @@
 /**
- * nearfar where there are no workers, such as in a service worker: `createEngine(url)` answers in the thread
- * that it is called in, which waits while a step is computed.
+ * nearfar without workers, such as in a service worker: `createEngine(url)` answers in the thread of its
+ * caller, which is blocked while a step is computed.
  */
 
 import { modelUrl } from "../artifact/places.js";
@@ -18,13 +18,14 @@ export type { Follow, SharePort };
 /** Options for a thread without workers. */
 export interface ShareOptions {
   /**
-   * What follows grammars, for `response_format` and `tools`. Only service workers need it given, by a static
-   * import of `grammars` from `nearfar/here/grammars`: elsewhere it is loaded when a request asks for it.
+   * The code that follows grammars, for `response_format` and `tools`. Only service workers have to pass it,
+   * by a static import of `grammars` from `nearfar/here/grammars`; elsewhere it is loaded when a request
+   * needs it.
    */
   readonly grammars?: Follow;
 }
 
-/** Options of the page's engine, without what needs workers. */
+/** Options of the page's engine, without the options for workers. */
 export interface HereOptions extends Omit<EngineOptions, "worker" | "threads">, ShareOptions {}
 
 /**
@@ -41,9 +42,9 @@ export async function createEngine(
 }
 
 /**
- * One engine for several pages, in the thread that this is called in: that of a SharedWorker, or of a service
- * worker. Each page calls `createEngine` with `worker: () => sharedEngine(port)`, `port` being the other end of
- * one that `connect` was given. The first page's load loads the model, which goes with the last page that
+ * Shares one engine among several pages. The engine runs in the calling thread: a SharedWorker's or a service
+ * worker's. Each page calls `createEngine` with `worker: () => sharedEngine(port)`; the other end of `port`
+ * is passed to `connect`. The first page's load loads the model, which is freed with the last page that
  * disposes of its engine.
  */
 export function shareEngine({ grammars }: ShareOptions = {}): { connect(port: SharePort): unknown } {

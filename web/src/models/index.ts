@@ -28,34 +28,39 @@ export interface SupportOptions
 /** The prediction of a load. */
 export interface Support {
   readonly supported: boolean;
-  /** Why this backend, or what is missing; for people. */
+  /** Why this backend was chosen, or what is missing, for people. */
   readonly reason: string;
-  /** What is missing, for programs (docs/errors.md); null where nothing is. */
+  /** What is missing, for programs (docs/errors.md); null if nothing is missing. */
   readonly code: ErrorCode | null;
-  /** The backend; null where none can run the model. */
+  /** The backend; null if none can run the model. */
   readonly backend: BackendName | null;
-  /** The program that suits this device; a GPU with several may find another one quicker. */
+  /**
+   * The program that suits this device; on a GPU with several programs, a trial may find another one quicker.
+   */
   readonly program: string | null;
-  /** Context in tokens; 0 where nothing runs the model. */
+  /** The context length in tokens; 0 if nothing runs the model. */
   readonly contextLength: number;
   readonly kvBytes: number;
   /** Bytes of the weights, in the device's memory and of the download. */
   readonly weightBytes: number;
   /**
-   * Bytes of the first load: weights, tokenizer, and the bundle of the program. An artifact without bundles
-   * adds kernels and plans, which are mostly far less.
+   * Bytes of the first load: weights, tokenizer, and the program's bundle file. An artifact without bundle
+   * files adds kernels and plans, which are mostly far less.
    */
   readonly downloadBytes: number;
   /** Predicted seconds of the download; null where the speed is unknown. */
   readonly downloadSeconds: number | null;
-  /** Predicted seconds to compile the program; null where none runs, or the manifest has no size. */
+  /** Predicted seconds to compile the program; null if no program runs, or the manifest has no size. */
   readonly compileSeconds: number | null;
-  /** Seconds of the whole first load: WebGPU compiles while the weights come, WebAssembly before that. */
+  /**
+   * Predicted seconds of the whole first load: WebGPU compiles while the weights are downloaded, WebAssembly
+   * before that.
+   */
   readonly loadSeconds: number | null;
   /**
-   * Where the seconds are from. Of the download: `loads` of models from that origin; the `manifest`, which was
-   * just fetched, or what the browser tells of its `connection`, which are estimates, mostly too slow. Of the
-   * compiler: `loads` on this adapter; or an `estimate` by the size of the program.
+   * The source of the seconds. For the download: `loads` of models from that origin, or one of two estimates
+   * that are mostly too slow, the `manifest`, which was just fetched, and the browser's report of its
+   * `connection`. For the compiler: `loads` on this adapter, or an `estimate` from the size of the program.
    */
   readonly basis: {
     readonly download: Speed["basis"] | null;
@@ -67,10 +72,10 @@ export interface Support {
 }
 
 /**
- * Whether the model would run here, with which context and after how large a download, from its manifest
- * alone. How much memory a GPU has free no browser tells: a load may still find too little.
+ * Predicts from the manifest alone whether the model would run here, with which context length and after how
+ * large a download. No browser reports how much memory a GPU has free, so a load may still find too little.
  *
- * @throws ArtifactError where there is no such model, RequestError, or the reason of `signal`.
+ * @throws ArtifactError if there is no such model, RequestError, or the reason of `signal`.
  */
 export async function isSupported(model: string | URL, options: SupportOptions = {}): Promise<Support> {
   throwIfAborted(options.signal);

@@ -7,14 +7,14 @@ import { fetchText } from "../storage/http.js";
 /** A model of a list, as a picker shows it. */
 export interface ListedModel {
   readonly name: string;
-  /** For createEngine and isSupported. */
+  /** The model's address, for createEngine and isSupported. */
   readonly url: URL;
   /** Bytes of the first load. */
   readonly bytes: number;
   readonly needs: {
-    /** What it is built for. */
+    /** The backends for which the model is built. */
     readonly backends: readonly BackendName[];
-    /** Bytes that it takes on the device; null where the list does not say. */
+    /** Bytes that the model takes on the device; null if the list does not say. */
     readonly memory: number | null;
   };
   readonly contextLength: number | null;
@@ -22,18 +22,18 @@ export interface ListedModel {
   readonly description: string | null;
 }
 
-/** What a list's file says, before it is checked. */
+/** An object of a list's file, before it is checked. */
 type Raw = Readonly<Record<string, unknown>>;
 
 const MODEL = ["name", "model", "bytes", "needs", "contextLength", "license", "description"];
 const NEEDS = ["backends", "memory"];
 
 /**
- * The models of a JSON file: `{ "models": [{ "name", "model", "bytes", "needs": { "backends", "memory" },
- * "contextLength", "license", "description" }] }`, of which the first three must be there. `model` is an
- * address as createEngine takes it, or one relative to the file.
+ * Reads a list of models from a JSON file: `{ "models": [{ "name", "model", "bytes", "needs": { "backends",
+ * "memory" }, "contextLength", "license", "description" }] }`; the first three fields are required. `model`
+ * is an address as createEngine takes it, or an address relative to the file.
  *
- * @throws ArtifactError where there is no such file, or it says something else, or the reason of `signal`.
+ * @throws ArtifactError if the file is missing or invalid, or the reason of `signal`.
  */
 export async function readModels(
   file: string | URL,
@@ -69,10 +69,13 @@ function parsed(content: string, at: URL): unknown {
   try {
     return JSON.parse(content);
   } catch (cause) {
-    throw new ArtifactError(`${at.href} is no JSON, so no list of models: correct the address or the file.`, {
-      cause,
-      code: "not-an-artifact",
-    });
+    throw new ArtifactError(
+      `${at.href} is not JSON, so it is not a list of models: correct the address or the file.`,
+      {
+        cause,
+        code: "not-an-artifact",
+      },
+    );
   }
 }
 

@@ -1,4 +1,4 @@
-/** Predicts the time of a first load, from earlier measurements or from what is known without one. */
+/** Predicts the time of a first load, from earlier measurements or, without one, from known figures. */
 
 import type { Manifest, Program } from "../artifact/manifest.js";
 import type { DeviceClass } from "../protocol/backends.js";
@@ -16,9 +16,9 @@ export interface Speed {
 const LEAST_BYTES = 16_384;
 
 /**
- * What earlier loads from there have reached; else the larger of two that both tell too little: what the
- * manifest has come with, and what the browser says of its connection (https://wicg.github.io/netinfo/:
- * megabits a second, 10 at most). Null where there is neither.
+ * The speed of earlier loads from that origin. Otherwise the larger of two figures that are both too low: the
+ * speed of the manifest's download, and the browser's report of its connection
+ * (https://wicg.github.io/netinfo/: megabits a second, 10 at most). Null if there is neither.
  */
 export function speedFrom(url: URL): Speed | null {
   const kept = measured(speedOf(url));
@@ -32,7 +32,10 @@ export function speedFrom(url: URL): Speed | null {
     : { bytesPerSecond: seen, basis: "manifest" };
 }
 
-/** Bytes per second of the last fetch of `url`; 0 where it came from a cache, or another origin that does not tell. */
+/**
+ * Bytes per second of the last fetch of `url`; 0 if it came from a cache, or from another origin that hides
+ * its timing.
+ */
 function speedOfFetch(url: URL): number {
   const last = performance.getEntriesByName(url.href, "resource").at(-1);
   const { transferSize = 0, requestStart, responseEnd } = (last ?? {}) as PerformanceResourceTiming;
@@ -45,7 +48,7 @@ export interface Compiling {
 }
 
 /**
- * Seconds for a kernel where none were measured. A GPU compiles the 57 kernels of a small model in a second or
+ * Seconds for a kernel if none were measured. A GPU compiles the 57 kernels of a small model in a second or
  * two, SwiftShader in two minutes.
  */
 const GUESSED = { gpu: 1.5 / 57, software: 120 / 57 };
@@ -73,8 +76,8 @@ interface Named {
 const WASM_SPEED = 10e6;
 
 /**
- * The compilation as predicted from the library's pack; null in an artifact without packs, whose size is
- * unknown.
+ * The predicted compilation of a library, by the size of its bundle file; null in an artifact without bundle
+ * files.
  */
 export function compilingOfLibrary({ name }: Program, packs: Manifest["packs"]): Compiling | null {
   const pack = packs.find(({ program }) => program === name);

@@ -1,6 +1,6 @@
 /**
- * nearfar in Node, Deno and Bun: `createEngine(folder)` loads an artifact for WebAssembly from the disk, or
- * from a server, and answers behind OpenAI's interface, as in the browser.
+ * nearfar in Node, Deno and Bun: `createEngine(folder)` loads an artifact for WebAssembly from the disk or
+ * from a server, and offers OpenAI's interface, as in the browser.
  */
 
 import { resolve, sep } from "node:path";
@@ -25,7 +25,7 @@ export interface NodeWorker {
 export interface NodeEngineOptions extends Omit<EngineOptions, "worker"> {
   /**
    * The engine's worker, for programs that are bundled: a Worker of `nearfar/node/worker`, as the bundler
-   * names that file. It belongs to the engine from then on.
+   * names that file. The engine owns the worker from then on.
    */
   readonly worker?: () => NodeWorker;
 }
@@ -42,7 +42,9 @@ export async function createEngine(place: string | URL, options: NodeEngineOptio
   return openEngine(() => portOf(worker()), addressOf(place), others);
 }
 
-/** A path is one, unless it begins as an address does; on Windows a drive has one letter. */
+/**
+ * Text that does not begin as a URL is a path. A drive of Windows has one letter, so it is no URL's scheme.
+ */
 function addressOf(place: string | URL): URL {
   if (place instanceof URL || /^[a-z][a-z0-9+.-]+:/i.test(place)) return modelUrl(place);
   return pathToFileURL(resolve(place) + sep);
@@ -60,7 +62,7 @@ function portOf(worker: NodeWorker): WorkerPort {
       else if (type === "messageerror") worker.on(type, () => listener({} as never));
       else {
         worker.on("error", (error) => listener({ message: String(error) } as never));
-        // process.exit() in the worker is no error; after `terminate` nobody listens any more.
+        // process.exit() in the worker is no error; after `terminate` there is no listener any more.
         worker.on("exit", (code) => listener({ message: `it ended with code ${code}` } as never));
       }
     },

@@ -1,6 +1,6 @@
 /**
- * The worker's entry in Node, Deno and Bun: the engine's own, or, by its data, that of one of its threads, or
- * of what follows grammars.
+ * The worker's entry in Node, Deno and Bun. Its data says whether it is the engine's worker, one of its
+ * threads, or the worker that follows grammars.
  */
 
 import { readFile } from "node:fs/promises";

@@ -1,7 +1,7 @@
 import { problemOf } from "./problem.js";
 
 /**
- * Chunks as server-sent events, `[DONE]` at the end. An error on the way is an event of OpenAI's error shape;
+ * Chunks as server-sent events, with `[DONE]` at the end. An error becomes an event of OpenAI's error shape;
  * an abort by `signal` throws, as the bodies of fetch do.
  */
 export async function* eventsOf(

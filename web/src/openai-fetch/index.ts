@@ -14,11 +14,12 @@ export type { Answerer, Endpoint } from "../protocol/answerer.js";
 export type Fetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>;
 
 /**
- * A `fetch` that `engine` answers, whatever the host: POST …/chat/completions and …/completions, whole or
- * as server-sent events, POST …/embeddings, GET …/models and …/models/NAME. What else is asked for is 404; nothing is sent.
+ * A `fetch` that `engine` answers, whatever the host: POST …/chat/completions and …/completions, whole or as
+ * server-sent events, POST …/embeddings, GET …/models and …/models/NAME. Other addresses give 404; nothing is
+ * sent over the network.
  *
- * It rejects only where the request's signal aborts, with its reason; errors are responses of OpenAI's shape
- * that tell clients not to repeat the request.
+ * It rejects only if the request's signal aborts, with the signal's reason; errors are responses of OpenAI's
+ * shape that tell clients not to repeat the request.
  */
 export function engineFetch(engine: Answerer): Fetch {
   return async (input, init) => {
@@ -61,14 +62,14 @@ async function create(endpoint: Endpoint, request: Request): Promise<Response> {
   });
 }
 
-/** The request's JSON. A signal in it would be nobody's. */
+/** The request's JSON, without a `signal` field. */
 async function bodyOf(request: Request): Promise<{ readonly stream?: unknown }> {
   const text = await request.text();
   let asked: unknown;
   try {
     asked = JSON.parse(text);
   } catch (error) {
-    throw refused(`the body is no JSON: ${error instanceof Error ? error.message : error}`);
+    throw refused(`the body is not JSON: ${error instanceof Error ? error.message : error}`);
   }
   if (typeof asked !== "object" || asked === null || Array.isArray(asked))
     throw refused(`the body must be a JSON object, not ${text.slice(0, 80)}`);
@@ -76,7 +77,10 @@ async function bodyOf(request: Request): Promise<{ readonly stream?: unknown }> 
   return asked;
 }
 
-/** An error like the engine's, without its classes, which another entry may have its own copy of. */
+/**
+ * An error with the name and fields of a RequestError, because another entry may have its own copy of the
+ * class.
+ */
 function refused(message: string, param: string | null = null): Error {
   return Object.assign(new Error(message), { name: "RequestError", param });
 }

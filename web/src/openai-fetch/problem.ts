@@ -13,7 +13,7 @@ export interface Problem {
   response(): Response;
 }
 
-/** By the name of the error's class, which every copy of it has. */
+/** The HTTP status by the name of the error's class, because entries have their own copies of the classes. */
 const STATUS: Readonly<Record<string, number>> = {
   RequestError: 400,
   CloudError: 502,
@@ -21,7 +21,7 @@ const STATUS: Readonly<Record<string, number>> = {
   RouteError: 503,
 };
 
-/** OpenAI's own codes, by which clients decide. */
+/** OpenAI's own codes, which clients know. */
 const CODES: Readonly<Record<string, string>> = { "context-overflow": "context_length_exceeded" };
 
 export function problemOf(error: unknown, known?: number): Problem {
@@ -39,7 +39,7 @@ export function problemOf(error: unknown, known?: number): Problem {
   return {
     status,
     body,
-    // The engine has retried itself where that helps.
+    // The header stops clients from retrying, because the engine has already retried what helps.
     response: () => Response.json(body, { status, headers: { "x-should-retry": "false" } }),
   };
 }

@@ -38,7 +38,7 @@ export async function createEngine(url: string | URL, options: EngineOptions = {
   return openEngine(start, modelUrl(url), options);
 }
 
-/** Loads the artifact at `url` in a worker from `start`: now, and at each `reload`. */
+/** Loads the artifact at `url` in a worker from `start`, now and at each `reload`. */
 export async function openEngine(start: StartWorker, url: URL, options: EngineOptions): Promise<Engine> {
   checkEngineOptions(options);
   const open = async (signal: AbortSignal | undefined): Promise<Opened> => {
@@ -56,7 +56,7 @@ export async function openEngine(start: StartWorker, url: URL, options: EngineOp
   return new Engine(link, card, { open, contextPolicy: options.contextPolicy ?? "error" });
 }
 
-/** Runs `start`. If it takes longer than `patience` seconds, its late result is ended. */
+/** Runs `start`. If it takes longer than `patience` seconds, the late worker is terminated. */
 async function started(
   start: StartWorker,
   signal: AbortSignal | undefined,
@@ -90,7 +90,7 @@ async function started(
 
 /** Asks for permanent storage. It fails silently: the browser decides. */
 async function askToKeep(): Promise<void> {
-  // Missing where there is no window, and in pages without https.
+  // `storage` is missing outside of windows, and in pages without https.
   const { storage } = (globalThis.navigator ?? {}) as { readonly storage?: Partial<StorageManager> };
   await storage?.persist?.().catch(() => undefined);
 }
@@ -134,7 +134,7 @@ function workerOfFile(): Worker {
   } catch (error) {
     if (!(error instanceof DOMException) || error.name !== "SecurityError") throw error;
   }
-  // Browsers refuse workers of another origin, such as a CDN's, but let a worker of this page import from
+  // Browsers reject workers of another origin, such as a CDN's, but let a worker of this page import from
   // there.
   const here = import.meta.url;
   return workerOf(`import ${JSON.stringify(new URL("./worker.js", here).href)};`);
@@ -172,7 +172,7 @@ export class Engine {
     >;
   };
   readonly embeddings = {
-    /** The embeddings of texts or token ids, of length 1, from a model that gives those. */
+    /** Gives the embeddings of texts or token ids, with length 1, from a model that gives embeddings. */
     create: (request: openai.EmbeddingRequest): Promise<openai.EmbeddingResponse> =>
       createEmbeddings(this.#link, this.#loaded.name, request),
   };
@@ -192,13 +192,13 @@ export class Engine {
     this.#link = link;
     this.#loaded = loaded;
     const { name } = loaded;
-    // Uses the present link: a reload gives another.
+    // The closure uses the current link, because a reload replaces it.
     const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
     const prepare = (request: openai.ChatCompletionRequest): Prepared | Promise<Prepared> => {
-      // What is no object at all is refused by prepareChat.
+      // prepareChat rejects a request that is not an object.
       const policy = request?.context_policy ?? this.parts?.contextPolicy ?? "error";
       const prepared = prepareChat(request, name);
-      // Most requests are sent in this very turn.
+      // Most requests are sent in the same turn of the event loop.
       if (policy === "error") return prepared;
       const count = (prompt: Prompt): Promise<number> => this.#link.count(prompt);
       return fitContext(prepared, policy, this.model.contextLength, count);
@@ -217,11 +217,11 @@ export class Engine {
   }
 
   /**
-   * Loads the same model anew with the same options, in a new worker, whatever became of the old one; answers
-   * that are under way end with an error. The engine stays the same object, and a conversation goes on with
-   * its next request. Weights come from the browser's storage where that has them.
+   * Loads the same model again with the same options, in a new worker, whatever the state of the old one;
+   * answers in progress end with an error. The engine stays the same object, and a conversation continues
+   * with its next request. Weights come from the browser's storage if they are there.
    *
-   * @throws what createEngine does; then the engine can be reloaded again.
+   * @throws the errors of createEngine; then the engine can be reloaded again.
    */
   reload({ signal }: { readonly signal?: AbortSignal } = {}): Promise<void> {
     this.#reloading ??= this.#reload(signal).finally(() => {
@@ -233,7 +233,7 @@ export class Engine {
   async #reload(signal: AbortSignal | undefined): Promise<void> {
     if (this.#disposed || !this.parts) throw disposedError();
     throwIfAborted(signal);
-    const why = "The model is being loaded anew. Ask again once reload() has resolved.";
+    const why = "The model is being loaded again. Ask again once reload() has resolved.";
     await this.#link.close(new DeviceError(why, { code: "device-lost" }));
     const opening = linkedAbort(signal);
     this.#stopReload = opening.stop;
@@ -258,9 +258,11 @@ export class Engine {
   }
 
   /**
-   * What each launch of a step costs on this GPU, while the engine is idle; what its cache held is forgotten.
+   * Measures what each launch of a step costs on this GPU, while the engine is idle; the contents of its
+   * cache are lost.
    *
-   * @throws DeviceError where the browser does not tell (timestamp-query), RequestError while it answers.
+   * @throws DeviceError if the browser cannot measure it (timestamp-query), RequestError while the engine
+   * answers.
    */
   async profile(options: ProfileOptions = {}): Promise<StepProfile> {
     checkProfileOptions(options);
@@ -283,7 +285,7 @@ export class Engine {
     return decide(source, this.#loaded.name, prompt, labels, options);
   }
 
-  /** How many tokens a conversation has as the model's prompt, with the tools that may be called. */
+  /** Counts the tokens in the prompt of a conversation, with the tools that may be called. */
   async countTokens(
     messages: readonly openai.MessageParam[],
     request: Pick<openai.ChatCompletionRequest, "tools" | "tool_choice" | "chat_template_kwargs"> = {},
@@ -295,7 +297,7 @@ export class Engine {
     return this.#link.count({ kind: "chat", ...told, continueLast: false });
   }
 
-  /** Ends all answers, and a reload that is under way; frees every GPU buffer, ends the worker. */
+  /** Ends all answers and a reload in progress, frees every GPU buffer, and ends the worker. */
   dispose(): Promise<void> {
     this.#disposed ??= this.#dispose();
     return this.#disposed;
@@ -306,7 +308,7 @@ export class Engine {
     this.#stopReload();
     await this.#reloading?.catch(() => undefined);
     await closed;
-    // A reload may have finished in this very moment.
+    // A reload may have finished meanwhile and replaced the link.
     await this.#link.close();
   }
 }

@@ -9,7 +9,7 @@ export interface AnswerSource {
   generate(request: GenerateRequest): { readonly events: Channel<AnswerEvent>; readonly abort: () => void };
 }
 
-/** A parsed request: the message to the worker, without the choices' number. */
+/** A parsed request: the message to the worker without the number of choices. */
 export interface Prepared extends Pick<GenerateRequest, "prompt" | "logprobs" | "grammar"> {
   readonly options: RequestOptions;
   /** Number of messages that the context policy left out. */
@@ -77,7 +77,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
 
   async #start(request: Req): Promise<Answering> {
     const prepared = this.prepare(request);
-    // Synchronous where possible, so that the first request reaches the worker first.
+    // This function is synchronous where possible, so that the first request reaches the worker first.
     const {
       prompt,
       logprobs,
@@ -194,7 +194,7 @@ function cloneable(
 ): GenerateRequest["options"] {
   const { signal: _signal, n: _n, stream: _stream, stream_options: _streamOptions, ...sampling } = options;
   const { model: _model, user: _user, context_policy: _policy, stop, logit_bias, ...rest } = sampling;
-  // Copied, because a framework that watches its objects gives proxies, which cannot be sent.
+  // The value is copied, because a framework that watches its objects gives proxies, which cannot be sent.
   return {
     ...rest,
     ...(stop != null && { stop: typeof stop === "string" ? stop : [...stop] }),

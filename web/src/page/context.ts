@@ -7,7 +7,7 @@ import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
 
 /**
- * Divisors of the context: tokens of an answer whose request has no length, and most tokens of any answer.
+ * An answer without max_tokens may take 1/ANSWER_SHARE of the context, and any answer at most 1/MOST_SHARE.
  */
 const ANSWER_SHARE = 4;
 const MOST_SHARE = 2;
@@ -19,8 +19,9 @@ export function promptLimit(contextLength: number, maxTokens: number | null): nu
 }
 
 /**
- * Where each turn begins: at a user's message that follows no other. What comes before the first is the first
- * turn's, but for the system prompt: the messages of role system or developer at the beginning.
+ * Where each turn begins: at a user's message that follows no other user's message. Messages before the first
+ * one belong to the first turn, except the system prompt: the messages of role system or developer at the
+ * beginning.
  */
 export function turnsOf(messages: readonly Pick<ChatMessage, "role">[]): number[] {
   const isSystem = ({ role }: { readonly role: string }): boolean =>
@@ -30,7 +31,7 @@ export function turnsOf(messages: readonly Pick<ChatMessage, "role">[]): number[
   const isBegin = (at: number): boolean =>
     at === first || (messages[at]?.role === "user" && messages[at - 1]?.role !== "user");
   const begins = messages.map((_, at) => at).filter((at) => at >= first && isBegin(at));
-  // A greeting before the first question goes with it.
+  // A greeting before the first question is left out together with it.
   return messages[first]?.role === "user" ? begins : begins.filter((_, turn) => turn !== 1);
 }
 

@@ -43,7 +43,8 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
     return wrong(`.refusal must be a string, not ${shown(refusal)}`);
   const calls = checkedCalls(tool_calls ?? [], wrong);
   return {
-    // The type's roles are the usual ones; others are for templates that name them (worker/answers/prompting.ts).
+    // The type has the usual roles; other roles are for templates that name them
+    // (worker/answers/prompting.ts).
     role: (role === "developer" ? "system" : role) as ChatMessage["role"],
     content: contentOf(message, wrong) || refusal || "",
     ...(name != null && { name }),

@@ -46,7 +46,7 @@ export async function createEmbeddings(
   throwIfAborted(signal);
   const inputs = inputsOf(input);
   if (inputs.length > MAX_INPUTS)
-    throw new RequestError(`input has ${inputs.length} texts; at most ${MAX_INPUTS} go at once`, "input");
+    throw new RequestError(`input has ${inputs.length} texts; at most ${MAX_INPUTS} are allowed`, "input");
   const { events, abort } = source.embed(inputs);
   const event = await new Promise<AnswerEvent>((resolve, reject) => {
     const onAbort = (): void => {
@@ -73,7 +73,7 @@ export async function createEmbeddings(
   return { object: "list", data, model, usage };
 }
 
-/** Copies: those of a framework that watches its objects are proxies, which cannot be sent. */
+/** Copies the inputs, because a framework that watches its objects gives proxies, which cannot be sent. */
 function inputsOf(input: EmbeddingRequest["input"]): EmbeddingInputs {
   if (typeof input === "string") return [input];
   if (typeof input[0] === "number") return [[...(input as readonly number[])]];

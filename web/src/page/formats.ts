@@ -76,7 +76,7 @@ function written(schema: Record<string, unknown>): string {
   try {
     return JSON.stringify(schema);
   } catch (cause) {
-    throw new RequestError(`${PARAM}.json_schema.schema is no JSON`, PARAM, { cause });
+    throw new RequestError(`${PARAM}.json_schema.schema is not JSON`, PARAM, { cause });
   }
 }
 

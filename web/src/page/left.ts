@@ -6,7 +6,7 @@
  */
 
 const PREFIX = "nearfar.left.";
-/** Number of entries that are kept: older loads need not be known. */
+/** The number of entries that are kept; older loads need not be known. */
 const MOST = 16;
 /** Milliseconds to wait: a page's last entry may reach other tabs after its lock is free. */
 const LAST_WORD_MS = 1000;
@@ -51,7 +51,7 @@ export function watchLeaving(load: string): () => void {
     else forget(load);
   };
   if (globalThis.document?.visibilityState === "hidden") noteLeft(load);
-  // Outside browsers no page is left.
+  // Outside browsers there is no page to leave.
   globalThis.addEventListener?.("pagehide", () => noteLeft(load), { signal });
   globalThis.document?.addEventListener("visibilitychange", onVisibility, { signal });
   return () => settled.abort();
@@ -69,6 +69,6 @@ function forget(load: string): void {
   try {
     localStorage.removeItem(PREFIX + load);
   } catch {
-    // Nothing can be there.
+    // Without storage there is no entry.
   }
 }

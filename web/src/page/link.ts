@@ -71,7 +71,7 @@ export class WorkerLink {
     worker.addEventListener("messageerror" as "error", () => onFailure("one of its messages cannot be read"));
   }
 
-  /** Advice for when the worker is gone. */
+  /** Advice for a worker that is gone. */
   get #remedy(): string {
     return `Load the model again${this.#card ? ": engine.reload()" : ""}.`;
   }
@@ -174,7 +174,7 @@ export class WorkerLink {
     return { events, abort };
   }
 
-  /** Asks for embeddings: one event, "embedded" or "error". */
+  /** Asks for embeddings. One event follows: "embedded" or "error". */
   embed(inputs: EmbeddingInputs): { readonly events: Channel<AnswerEvent>; readonly abort: () => void } {
     return this.#ask((id) => ({ type: "embed", id, inputs }));
   }
@@ -223,11 +223,11 @@ export class WorkerLink {
       });
       this.#post({ type: "dispose" });
       await freed;
-      // In Node it would keep the process alive.
+      // In Node the timer would keep the process alive.
       clearTimeout(timer);
     }
     this.#fail(reason);
-    // In Deno, a process that ends while a worker does crashes the GPU's driver.
+    // In Deno, a process that ends while a worker is ending crashes the GPU's driver.
     await this.worker.terminate();
   }
 

@@ -35,8 +35,8 @@ export class Meter {
   }
 
   /**
-   * Stores the speeds at the end of the load. A load from the browser's storage measures nothing: its kernels
-   * were compiled before.
+   * Stores the speeds at the end of the load. A load from the browser's storage measures nothing, because its
+   * kernels were compiled before.
    */
   keep(url: URL, { adapter }: ModelCard, hasDownloaded: boolean): void {
     if (!hasDownloaded) return;

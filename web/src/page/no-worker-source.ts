@@ -1,3 +1,3 @@
-/** What stands for the worker's copy (worker-source.ts) outside of development servers. */
+/** Replaces the worker's copy (worker-source.ts) outside of development servers. */
 
 export const workerSource: string | null = null;

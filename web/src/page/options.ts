@@ -10,16 +10,17 @@ import { checkKinds, FLAG, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./req
 /** How an engine loads, and what it reports meanwhile. */
 export interface EngineOptions extends LoadSettings {
   /**
-   * Called while the model is loading, and later of kernels that an answer waits for and of a GPU that is
-   * opened anew.
+   * Called while the model is loading, and later while kernels are compiled for an answer, or a lost GPU is
+   * reopened.
    */
   readonly onProgress?: (progress: LoadProgress) => void;
   /** Called with warnings that stop nothing; console.warn by default. */
   readonly onWarning?: (message: string) => void;
-  /** Ends the loading, which rejects with its reason, and frees everything. */
+  /** Ends the loading, which rejects with the signal's reason, and frees everything. */
   readonly signal?: AbortSignal;
   /**
-   * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
+   * Makes the engine's worker, for bundlers that need to make it themselves. The engine owns the worker from
+   * then on.
    */
   readonly worker?: () => WorkerPort | Promise<WorkerPort>;
   /** What to do with conversations that do not fit the context; "error" by default. */

@@ -99,7 +99,7 @@ function textLogprobs(scores: readonly TokenScore[]): openai.CompletionLogprobs 
 
 const object = "text_completion";
 
-/** A text completion's chunks and whole have one shape. */
+/** Chunks and whole answers of completions have the same shape. */
 export const TEXT: ReplyShape<openai.CompletionChunk, openai.Completion> = {
   opening: () => null,
   delta: (head, index, { text }, score) => ({
@@ -126,7 +126,7 @@ export const TEXT: ReplyShape<openai.CompletionChunk, openai.Completion> = {
   }),
 };
 
-/** A text has no calls. */
+/** A completion has no calls. */
 function textReason(reason: openai.FinishReason): openai.TextFinishReason {
   return reason === "tool_calls" ? "stop" : reason;
 }

@@ -21,7 +21,10 @@ export const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
 export const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
 const COUNT: Kind = ["a whole number, at least 1", (value) => Number.isInteger(value) && Number(value) >= 1];
 export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
-/** How many alternatives to give. Checked here, because the worker knows it by its name in chats. */
+/**
+ * How many alternatives to give. It is checked here, because an error of the worker would name the parameter
+ * of chats.
+ */
 const RANKED: Kind = [
   `0 to ${TOP_LOGPROBS}`,
   (value) => Number.isInteger(value) && Number(value) >= 0 && Number(value) <= TOP_LOGPROBS,
@@ -44,7 +47,7 @@ const STREAM: Kind = [
     isRecord(value) &&
     Object.entries(value).every(([name, on]) => name === "include_usage" && isFlag(on ?? false)),
 ];
-/** Checked by shape: it may come from another realm, or from a library. */
+/** The signal is checked by its shape, because it may come from another realm or a library. */
 export const SIGNAL: Kind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
 export const POLICY: Kind = [
   '"error", "truncate-oldest" or a function',
@@ -58,7 +61,7 @@ const CHOICE: Kind = [
 
 const FORMAT: Kind = ["an object with a type", (value) => isRecord(value) && typeof value.type === "string"];
 
-/** As in edge_runtime/openai/parameters.py. */
+/** edge_runtime/openai/parameters.py allows the same variables. */
 const VARIABLES: Kind = [
   `at most ${MAX_VARIABLES} variables by name: texts, numbers, booleans, or lists of at most ${MAX_LISTED}`,
   (value) =>
@@ -76,7 +79,7 @@ function isVariable(value: unknown): boolean {
 
 const COMMON = {
   model: TEXT,
-  /** Meaningful only to a service that bills many people. */
+  /** The user is meaningful only to a service that bills many people. */
   user: TEXT,
   n: NUMBER,
   stream: FLAG,
@@ -157,7 +160,7 @@ export function prepareChat(request: ChatCompletionRequest, model: string): Prep
   };
 }
 
-/** Parses a plain request, as above. */
+/** Parses a completion request. Throws RequestError naming the first wrong parameter. */
 export function prepareText(request: CompletionRequest, model: string): Prepared {
   check(request, PLAIN, model);
   const { prompt, logprobs, response_format, echo, best_of, ...options } = request;
@@ -175,7 +178,7 @@ export function prepareText(request: CompletionRequest, model: string): Prepared
   return {
     prompt: {
       kind: "text",
-      // A copy: see `cloneable`.
+      // The list is copied, as in `cloneable`.
       text: typeof prompt === "string" ? prompt : [...prompt],
       ...(echo && { echo: alone ? "alone" : "before" }),
     },

@@ -3,28 +3,29 @@ import type { WorkerPort } from "../protocol/ports.js";
 import { Pulse } from "../protocol/pulse.js";
 import { startWorker } from "./client.js";
 
-/** Which of an origin's shared engines. */
+/** Which shared engine of an origin to use. */
 export interface SharedOptions {
   /** Pages with the same name have one engine, and so one model; "nearfar" by default. */
   readonly name?: string;
 }
 
 /**
- * One engine for all pages of an origin that call this: what `createEngine` takes as `worker`. It is in a
- * SharedWorker of the package, or, where the browser has none, in the worker of one of the pages: when that page
- * is closed or frozen, another loads the model, and answers that had begun end with a DeviceError of the code
- * "device-lost". Where there are neither SharedWorkers nor locks (pages without https) each page has its own.
+ * One engine for all pages of an origin that call this function; the result is for `createEngine`'s option
+ * `worker`. The engine runs in a SharedWorker of the package. In browsers without SharedWorker it runs in the
+ * worker of one of the pages: when that page is closed or frozen, another page loads the model, and answers
+ * that had begun end with a DeviceError of the code "device-lost". Without SharedWorker and locks (pages
+ * without https) each page has its own engine.
  */
 export function sharedEngine(options?: SharedOptions): Promise<WorkerPort>;
 /**
- * An engine of `shareEngine` (`nearfar/here`), over a port that its `connect` has the other end of: what
- * `createEngine` takes as `worker`. Each call of that needs a port of its own.
+ * An engine of `shareEngine` (`nearfar/here`) over a port whose other end was passed to `connect`; the result
+ * is for `createEngine`'s option `worker`. Each call of `createEngine` needs a port of its own.
  */
 export function sharedEngine(port: MessagePort): WorkerPort;
 export function sharedEngine(given: MessagePort | SharedOptions = {}): WorkerPort | Promise<WorkerPort> {
   if ("postMessage" in given) return overPort(given);
   const name = `nearfar shared ${given.name ?? "nearfar"}`;
-  // Bundlers look for this very expression, which holds beside worker.js alone.
+  // Bundlers look for exactly this expression, which must stand beside worker.js.
   const worker = (): SharedWorker =>
     new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
   const places = { worker, overPort, startWorker, Pulse };
@@ -34,7 +35,7 @@ export function sharedEngine(given: MessagePort | SharedOptions = {}): WorkerPor
 }
 
 function overPort(port: MessagePort): WorkerPort {
-  // A page that is closed says no more.
+  // A page that is closed sends no more messages.
   globalThis.addEventListener?.("pagehide", ({ persisted }) => {
     if (!persisted) port.postMessage({ type: "dispose" });
   });

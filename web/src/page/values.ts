@@ -8,7 +8,7 @@ export function isFlag(value: unknown): boolean {
   return typeof value === "boolean";
 }
 
-/** Whether a value is one of those that replies have for nothing: `refusal: null`, `annotations: []`. */
+/** Whether a value is one with which replies express nothing: `refusal: null`, `annotations: []`. */
 export function isEmpty(value: unknown): boolean {
   return value == null || (Array.isArray(value) && value.length === 0);
 }
@@ -18,7 +18,7 @@ export function shown(value: unknown): string {
   try {
     return (JSON.stringify(value) ?? String(value)).slice(0, 80);
   } catch {
-    // A bigint, or an object that contains itself.
+    // The value is a bigint, or an object that contains itself.
     return String(value).slice(0, 80);
   }
 }

@@ -1,7 +1,7 @@
 /**
- * The worker in one piece, put in by scripts/bundle.mjs, for development servers that leave worker.js behind
- * (Vite 6 and 7). The package's `nearfar/worker-source` is this file under the condition "development" alone: it is
- * larger than all the rest.
+ * The worker as one text, inserted by scripts/bundle.mjs, for development servers that do not copy worker.js
+ * (Vite 6 and 7). The package's `nearfar/worker-source` is this file only under the condition "development",
+ * because it is larger than the rest of the page's code.
  */
 
 declare const WORKER_SOURCE: string;

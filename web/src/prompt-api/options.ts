@@ -45,7 +45,7 @@ export function toolsOf({ tools = [] }: CreateCoreOptions): readonly LanguageMod
     if (typeof inputSchema !== "object" || inputSchema === null)
       throw new TypeError(`tools[${at}].inputSchema must be a JSON schema`);
     if (typeof execute !== "function") throw new TypeError(`tools[${at}].execute must be a function`);
-    if (names.has(name)) throw new TypeError(`tools[${at}] has the name of another: ${name}`);
+    if (names.has(name)) throw new TypeError(`tools[${at}] has the same name as another tool: ${name}`);
     names.add(name);
     return tool;
   });
@@ -71,7 +71,9 @@ export function messagesOf(input: PromptInput, name = "input"): Messages {
     if (role === "system" && (name !== "initialPrompts" || at > 0))
       throw new TypeError(`${where} is a system message, which may only be the first of initialPrompts`);
     if (message.prefix && (at < listed.length - 1 || role !== "assistant" || name === "initialPrompts"))
-      throw new SyntaxError(`${where}.prefix: only a prompt's last message, the assistant's, may be one`);
+      throw new SyntaxError(
+        `${where}.prefix: only an assistant's message at the end of a prompt may be a prefix`,
+      );
     return { role, content: textOf(content, where) };
   });
   return { messages, isPrefix };
@@ -83,7 +85,7 @@ function textOf(content: PromptMessage["content"], where: string): string {
   return content
     .map(({ type, value }) => {
       if (type !== "text") throw notSupported(`${where} has content of type ${type}: this model reads text`);
-      if (typeof value !== "string") throw new TypeError(`${where} has a text whose value is no string`);
+      if (typeof value !== "string") throw new TypeError(`${where} has a text whose value is not a string`);
       return value;
     })
     .join("");

@@ -24,7 +24,8 @@ export function called(
 ): Promise<ChatMessage[]> {
   const results = calls.map(async ({ id, function: { name, arguments: given } }): Promise<ChatMessage> => {
     const tool = tools.find((one) => one.name === name);
-    if (!tool) throw new DOMException(`The model called ${name}, which is not there.`, "OperationError");
+    if (!tool)
+      throw new DOMException(`The model called ${name}, which is not among the tools.`, "OperationError");
     const result: unknown = await tool.execute(JSON.parse(given || "{}"));
     const content = typeof result === "string" ? result : (JSON.stringify(result) ?? "");
     return { role: "tool", tool_call_id: id, name, content };

@@ -56,14 +56,14 @@ const LIMIT_MS = 120_000;
 export async function later<Part>(load: () => Promise<Part>, what: string): Promise<Part> {
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`nothing has come for ${LIMIT_MS / 1000} s`)), LIMIT_MS);
+    timer = setTimeout(() => reject(new Error(`no data has come for ${LIMIT_MS / 1000} s`)), LIMIT_MS);
   });
   try {
     return await Promise.race([load(), late]);
   } catch (cause) {
     const message =
       `${what} cannot be loaded (${cause}). Is this page offline, or older than the files on its server? ` +
-      "Then load the page anew.";
+      "Then reload the page.";
     throw new NearfarError("unreachable", message, { cause });
   } finally {
     clearTimeout(timer);

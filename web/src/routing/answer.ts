@@ -226,7 +226,7 @@ export class Answer {
 
   /** The last error; without its message where that quotes the prompt. */
   #givenUp(): Error {
-    const error = this.#error ?? new DeviceError("The answer ended before it was whole.");
+    const error = this.#error ?? new DeviceError("The answer ended before it was complete.");
     const said = withoutQuotes(error.message, this.plan.messages);
     if (said === error.message) return error;
     if (error instanceof CloudError)

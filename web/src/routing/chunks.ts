@@ -130,5 +130,5 @@ function whole(value: unknown, what: string): number {
 }
 
 function shape(what: string): CloudError {
-  return new CloudError(`The cloud's answer has not the shape of a chat completion: ${what}.`, "shape");
+  return new CloudError(`The cloud's answer does not have the shape of a chat completion: ${what}.`, "shape");
 }

@@ -188,7 +188,7 @@ async function refusal(response: Response, root: string): Promise<Error> {
     // Not every server speaks JSON when it fails.
   }
   const { status, headers } = response;
-  if (REFUSED.includes(status)) return new RequestError(`The cloud refuses the request: ${message}`, param);
+  if (REFUSED.includes(status)) return new RequestError(`The cloud rejects the request: ${message}`, param);
   const advice = status < 500 ? "Is its address (baseURL) right, and its key (apiKey)?" : "Try again later.";
   const said = `The cloud at ${root} answered with status ${status}: ${message}`;
   return new CloudError(status === 429 ? said : `${said.replace(/[.\s]*$/, ".")} ${advice}`, String(status), {

@@ -124,7 +124,7 @@ export async function* deviceStream(
     iterator?.return?.().catch(() => undefined);
   }
   throwIfAborted(signal);
-  if (!complete) throw new DeviceError("The device's answer ended before it was whole.");
+  if (!complete) throw new DeviceError("The device's answer ended before it was complete.");
 }
 
 /** Tokens of the prompt; null where the engine cannot count them, or not at once. */

@@ -1,4 +1,4 @@
-/** OpenAI's shapes that both sides share: the engine's own, and those that only a cloud supports. */
+/** OpenAI's records that both sides share: the engine's own, and the ones that only a cloud supports. */
 
 import type {
   ChatCompletionRequest,
@@ -84,7 +84,7 @@ export type FinishReason = DeviceFinishReason | "content_filter";
 export type TokenLogprob = DeviceTokenLogprob;
 export type { ToolCall, ToolCallDelta };
 
-/** What a chunk adds to a message. */
+/** The part of a message in a chunk. */
 export interface Delta {
   role?: "assistant";
   content?: string | null;
@@ -92,7 +92,7 @@ export interface Delta {
   tool_calls?: ToolCallDelta[];
 }
 
-/** The answer's tokens, and how likely they were. */
+/** The answer's tokens with their log-probabilities. */
 export interface Logprobs {
   content: (TokenLogprob & { top_logprobs: TokenLogprob[] })[];
 }

@@ -30,7 +30,7 @@ export interface RetryOptions {
   readonly burst: number;
 }
 
-/** When a device's answer counts as going wrong. Null: not watched. */
+/** When a device's answer counts as going wrong; null turns a check off. */
 export interface MonitorOptions {
   readonly window: number;
   readonly min_tokens: number;

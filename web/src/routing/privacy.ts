@@ -1,6 +1,6 @@
 /**
  * Privacy belongs to the text: the texts of a private request stay on the device, also in later requests that
- * carry or quote them. Same as in Python.
+ * carry or quote them. routing/privacy.py does the same.
  */
 
 import type { HybridRequest, Message } from "./openai.js";
@@ -144,7 +144,7 @@ export function withoutQuotes(message: string, messages: readonly Message[]): st
       if (text.includes(said.slice(at, at + QUOTE))) return true;
     return false;
   });
-  return quoted ? "The message is left out, for it quotes the prompt." : said;
+  return quoted ? "The message is omitted, because it quotes the prompt." : said;
 }
 
 /** Whether any of the marks is kept; kept ones become the most recently used. */

@@ -32,7 +32,7 @@ const WORDS: Readonly<Record<string, Words>> = {
   high_entropy: (value, limit) => `mean entropy ${value}, above ${limit}`,
   repetition: (value, limit) => `repeats itself: ${value} tokens with period ${limit}`,
   hedged: (value) => `asked too, after ${value} s of silence`,
-  refused: (value) => `refused the request${value === "" ? "" : ` (${value})`}`,
+  refused: (value) => `rejected the request${value === "" ? "" : ` (${value})`}`,
   failed: (value) => `failed (${value})`,
   cut: (value) => `broke off (${value})`,
 };

@@ -100,7 +100,7 @@ function together(said: readonly Hints[]): Hints {
   const one = <Name extends keyof Hints>(name: Name): Hints[Name] | null => {
     const values = new Set(said.map((hints) => hints[name]).filter((value) => value !== null));
     if (values.size > 1)
-      throw new RequestError(`x_nearfar.${name} is given twice, and not the same`, "x_nearfar");
+      throw new RequestError(`x_nearfar.${name} is given twice with different values`, "x_nearfar");
     const [value = null] = values;
     return value;
   };
@@ -115,7 +115,7 @@ function together(said: readonly Hints[]): Hints {
 function checked(request: HybridRequest): HybridRequest {
   const { n, max_tokens, max_completion_tokens } = request as HybridRequest & { n?: number | null };
   if ((n ?? 1) !== 1)
-    throw new RequestError("n: the hybrid client gives one answer a request; ask several times", "n");
+    throw new RequestError("n: the hybrid client gives one answer per request; send several requests", "n");
   if (request.continue_final_message)
     throw new RequestError(
       "continue_final_message is the hybrid client's own means; ask a side directly",

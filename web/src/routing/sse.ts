@@ -46,7 +46,7 @@ function parsed(data: string): unknown {
   try {
     return JSON.parse(data);
   } catch {
-    throw new CloudError("The cloud sent an event that is no JSON.", "shape");
+    throw new CloudError("The cloud sent an event that is not JSON.", "shape");
   }
 }
 

@@ -60,7 +60,7 @@ export interface DeviceState {
   readonly battery: number | null;
   readonly charging: boolean | null;
   readonly power_saver: boolean | null;
-  /** It computes on this machine. */
+  /** Whether the device computes on this machine. */
   readonly here: boolean;
 }
 

@@ -25,7 +25,10 @@ export class MovingPort implements WorkerPort {
   #carrier: Carrier | null = null;
   #closeCarrier: () => void = () => undefined;
   #load: ToWorker | null = null;
-  /** Whether the page has heard that the model is loaded; and whether it is where the engine is now. */
+  /**
+   * Whether the page has been told that the model is loaded, and whether the model is loaded at the engine's
+   * present place.
+   */
   #told = false;
   #loaded = false;
   #failure: ErrorRecord | null = null;
@@ -85,7 +88,7 @@ export class MovingPort implements WorkerPort {
     this.#carrier?.postMessage(message);
   }
 
-  /** The engine is there from now on; `close` ends `carrier`. */
+  /** Moves the connection to `carrier`, where the engine is from now on; `close` ends `carrier`. */
   moveTo(carrier: Carrier, close: () => void): void {
     this.hangUp();
     this.#carrier = carrier;
@@ -96,7 +99,7 @@ export class MovingPort implements WorkerPort {
     if (this.#failure === null) this.#endBegun();
   }
 
-  /** Leaves the engine's place. */
+  /** Leaves the engine's present place. */
   hangUp(): void {
     this.#carrier?.postMessage({ type: "dispose" });
     this.#closeCarrier();
@@ -113,7 +116,7 @@ export class MovingPort implements WorkerPort {
       case "loaded":
         this.#loaded = true;
         for (const { question } of this.#open.values()) this.#carrier?.postMessage(question);
-        // After a move it is a model whose context may differ.
+        // After a move, the loaded model counts as a changed card, because its context length may differ.
         this.#tell(this.#told ? { type: "card", card: message.card } : message);
         this.#told = true;
         return;

@@ -1,6 +1,6 @@
 import type { WorkerPort, WorkerScope } from "../protocol/ports.js";
 
-/** Both sides of the line in one thread: `serve` answers at the worker's end. */
+/** Connects both sides in one thread; `serve` answers at the worker's end. */
 export function portHere(serve: (scope: WorkerScope) => void): WorkerPort {
   const { port1, port2 } = new MessageChannel();
   serve({

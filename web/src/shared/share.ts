@@ -30,7 +30,7 @@ interface Client {
   joined: boolean;
 }
 
-/** The page that sent a request, and its number for it. */
+/** The page that sent a request, and the page's own number of the request. */
 interface Asker {
   readonly client: Client;
   readonly question: Question;
@@ -45,13 +45,13 @@ interface Running {
   readonly settings: string;
   card: ModelCard | null;
   progress: LoadProgress | null;
-  /** Whether its device is lost for good: the next load starts anew. */
+  /** Whether the worker's device is lost for good: the next load starts a new worker. */
   lost: boolean;
-  /** Why the worker is gone: every request is rejected with this. */
+  /** Why the worker is gone: every request is rejected with this error. */
   failure: ErrorRecord | null;
-  /** Whether it has sent a message since it was last doubted; null: nobody doubts it. */
+  /** Whether the worker has sent a message since it was last doubted; null if it is not doubted. */
   heard: boolean | null;
-  /** Loads that wait until it is clear whether it lives. */
+  /** Loads that wait until it is known whether the worker lives. */
   readonly loads: (() => void)[];
   /** Terminates the worker if it does not confirm that all is freed. */
   ending: ReturnType<typeof setTimeout> | undefined;
@@ -75,7 +75,7 @@ export class Share {
     private readonly onIdle: () => void = () => undefined,
   ) {}
 
-  /** Lets a page join; returns what takes it out where the page cannot say so. */
+  /** Lets a page join; returns a function that removes it, for pages that cannot say so themselves. */
   connect(port: SharePort): () => void {
     const client: Client = { port, joined: false };
     this.#clients.add(client);
@@ -96,7 +96,8 @@ export class Share {
         this.#load(client, message);
         return;
       case "ping":
-        // Whether the worker lives is to be known, not whether this thread does.
+        // The message goes to the worker, because the question is whether the worker lives, not whether this
+        // thread does.
         if (this.#running && !this.#running.failure) this.#running.worker.postMessage(message);
         else port.postMessage({ type: "pong" });
         return;
@@ -130,7 +131,7 @@ export class Share {
   }
 
   #load(client: Client, message: Load): void {
-    if (!this.#clients.has(client)) return; // it has left while it waited
+    if (!this.#clients.has(client)) return; // the page has left while it waited
     const settings = JSON.stringify(message.settings satisfies LoadSettings);
     const last = this.#running;
     if (last?.heard === false) {
@@ -192,7 +193,7 @@ export class Share {
       case "disposed":
         return;
       case "whether left":
-        // Any page may know, and the first may be closed.
+        // Every page is asked, because the first one may be closed.
         this.#tellAll(message);
         return;
       case "loaded":
@@ -232,7 +233,7 @@ export class Share {
     for (const { port, joined } of this.#clients) if (joined) port.postMessage(message);
   }
 
-  /** The model goes with the last page that had it. */
+  /** Removes a page. The model is freed with the last page that has it. */
   #leave(client: Client): void {
     if (!this.#clients.delete(client)) return;
     for (const [id, asker] of this.#askers) if (asker.client === client) this.#abort(id);
@@ -242,7 +243,7 @@ export class Share {
     this.onIdle();
   }
 
-  /** A page considers the worker hanging: the page may only have too little patience. */
+  /** Handles a page's report that the worker hangs; the page may just have too little patience. */
   #doubt(): void {
     const running = this.#running;
     if (!running || running.failure || running.heard !== null) return;
@@ -255,7 +256,7 @@ export class Share {
     }, LAST_WORD_MS);
   }
 
-  /** The worker is known to live. */
+  /** Records that the worker lives. */
   #trust(running: Running): void {
     running.heard = null;
     for (const load of running.loads.splice(0)) load();

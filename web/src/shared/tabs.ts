@@ -1,6 +1,6 @@
 /**
- * One engine for all pages of an origin: in a SharedWorker, else in the worker of the page that holds a lock.
- * The others reach that page by broadcast, which carries the same line of messages as a worker's.
+ * Shares one engine among all pages of an origin: in a SharedWorker, or else in the worker of the page that
+ * holds a lock. The other pages reach that page by broadcast, with the messages of a worker.
  */
 
 import type { StartWorker, WorkerPort } from "../protocol/ports.js";
@@ -9,23 +9,27 @@ import { MovingPort } from "./moving-port.js";
 import { Share, type SharePort } from "./share.js";
 
 /**
- * Seconds that the page which has the engine may say nothing while another waits for an answer: browsers freeze
- * pages in the background with their workers, and a frozen page keeps its locks. It is the page's own thread that
- * answers, however busy the engine's worker is.
+ * Seconds that the page which has the engine may say nothing while another waits for an answer: browsers
+ * freeze background pages with their workers, and a frozen page keeps its locks. The page's own thread
+ * answers, so a busy engine is not taken for a frozen page.
  */
 const SILENCE = 8;
 /**
- * Seconds that a SharedWorker may take for its first word: one that hangs says none to a page that comes later.
- * A page that is frozen meanwhile does not count them: it would load the model a second time, beside the worker.
+ * Seconds that a SharedWorker may take for its first message, because one that hangs sends none to a later
+ * page. Time in which a page is frozen does not count; otherwise the page would load the model a second time,
+ * beside the worker.
  */
 const FIRST_WORD = 30;
-/** How long the page that takes over waits for a last word. */
+/** How long the page that takes over waits for a message of another page that does so. */
 const LAST_WORD_MS = 1000;
 
 /** Messages between pages: which page has the engine, and that a connection to it is open. */
 type Word =
   | { readonly type: "who leads" }
-  /** `since`, in ms of the clock, grows with every page that leads: a frozen one does not know that it was. */
+  /**
+   * `since`, in ms of the clock, grows with every page that leads, so that a page learns that it was replaced
+   * while it was frozen.
+   */
   | { readonly type: "leads"; readonly leader: string; readonly since: number }
   | { readonly type: "hello"; readonly leader: string; readonly line: string };
 
@@ -34,7 +38,10 @@ export interface Places {
   readonly worker: () => SharedWorker;
   readonly overPort: (port: MessagePort) => WorkerPort;
   readonly startWorker: StartWorker;
-  /** Passed in where it is already loaded: each file is a request to the server. */
+  /**
+   * `Pulse` is passed in by the caller, who has it loaded already, because each file is a request to the
+   * server.
+   */
   readonly Pulse: typeof Pulse;
 }
 
@@ -43,7 +50,7 @@ export async function openShared(name: string, places: Places): Promise<WorkerPo
   const worker = openSharedWorker(places.worker);
   if (worker && (await starts(worker, places.Pulse))) return overPort(worker.port);
   worker?.port.close();
-  // Both are for pages of https and localhost alone.
+  // Locks and broadcasts exist only in pages of https and localhost.
   if (!("locks" in navigator) || typeof BroadcastChannel !== "function") return startWorker(undefined);
   return new Tab(name, places).port;
 }
@@ -53,12 +60,12 @@ function openSharedWorker(open: () => SharedWorker): SharedWorker | null {
   try {
     return open();
   } catch {
-    // Of another origin, such as a CDN, or forbidden, as by Trusted Types.
+    // The SharedWorker is of another origin, such as a CDN, or forbidden, as by Trusted Types.
     return null;
   }
 }
 
-/** Whether its script runs, and answers. Ports keep what comes until they are read. */
+/** Whether the worker's script runs and answers. Ports keep messages until they are read. */
 function starts(worker: SharedWorker, Beat: typeof Pulse): Promise<boolean> {
   const settled = new AbortController();
   const once = { once: true, signal: settled.signal };
@@ -75,7 +82,7 @@ function starts(worker: SharedWorker, Beat: typeof Pulse): Promise<boolean> {
   });
 }
 
-/** One page's part: it leads, or follows the leader. */
+/** One page: it leads, or follows the leader. */
 class Tab {
   readonly port: MovingPort;
   readonly #id = crypto.randomUUID();
@@ -86,7 +93,10 @@ class Tab {
   #leave: () => void = () => undefined;
   #isOpen = true;
   #lines = 0;
-  /** When the newest page that leads began, as far as this page knows; and how often that was heard. */
+  /**
+   * When the newest leading page began to lead, as far as this page knows, and how many messages came from a
+   * leader.
+   */
   #since = 0;
   #heard = 0;
   readonly #pulse: Pulse;
@@ -115,7 +125,7 @@ class Tab {
     this.#leave();
   };
 
-  /** The page is back from the browser's cache of pages. */
+  /** Runs when the page is back from the browser's cache of pages. */
   readonly #onShow = ({ persisted }: PageTransitionEvent): void => {
     if (persisted && this.#isOpen) this.#join();
   };
@@ -126,7 +136,7 @@ class Tab {
     this.#leader = null;
     this.#leave = () => waiting.abort();
     const options = steal ? { steal } : { signal: waiting.signal };
-    // Rejects where it is left before it leads, and where another page has taken the lock.
+    // The request rejects if the page leaves before it leads, or if another page has taken the lock.
     navigator.locks.request(this.name, options, () => this.#lead()).catch(() => this.#abdicate());
     this.#say({ type: "who leads" });
   }
@@ -156,7 +166,10 @@ class Tab {
     else if (this.#leader !== leader && this.#isOpen) void this.#follow(leader);
   }
 
-  /** Takes over from a silent page. One page does so at a time, and first hears if another has. */
+  /**
+   * Takes over from a silent page. Pages do so one at a time, and each first listens whether another page has
+   * done so.
+   */
   async #depose(): Promise<void> {
     await navigator.locks.request(`${this.name} heir`, { ifAvailable: true }, async (lock) => {
       const heard = this.#heard;
@@ -169,14 +182,14 @@ class Tab {
     this.#pulse.watch();
   }
 
-  /** Another page leads by now; this one follows it. */
+  /** Follows another page, which leads by now. */
   #abdicate(): void {
     if (!this.#share) return;
     this.#leave();
     if (this.#isOpen) this.#join();
   }
 
-  /** Opens a connection to the leading page, which sees by a lock whether this page lives. */
+  /** Opens a connection to the leading page; a lock tells the leading page whether this page lives. */
   async #follow(leader: string): Promise<void> {
     this.#leader = leader;
     const line = `${this.name} ${this.#id} ${this.#lines++}`;
@@ -192,7 +205,7 @@ class Tab {
       this.#say({ type: "hello", leader, line });
       return hungUp;
     });
-    // A page that is being left has no locks any more.
+    // A page that is being left loses its locks.
     held.catch(() => undefined);
   }
 
@@ -206,7 +219,7 @@ class Tab {
     navigator.locks.request(line, gone).catch(gone);
   }
 
-  /** Has the engine until it is not wanted any more. */
+  /** Runs the engine until no page wants it any more. */
   #lead(): Promise<void> {
     return new Promise((resolve) => {
       const leave = (): void => {
@@ -218,7 +231,7 @@ class Tab {
       };
       const share = new Share(
         () => starting(Promise.resolve(this.places.startWorker(undefined))),
-        // The page may be done with the engine while others are not.
+        // This page may be done with the engine while others still use it.
         () => this.#isOpen || leave(),
       );
       this.#share = share;
@@ -233,7 +246,7 @@ class Tab {
     });
   }
 
-  /** The page needs no engine any more. */
+  /** Closes the connection, because this page needs no engine any more. */
   #close(): void {
     if (!this.#isOpen) return;
     this.#isOpen = false;
@@ -254,7 +267,7 @@ class Tab {
   }
 }
 
-/** A worker that is still being started. */
+/** A port to a worker that is still being started. */
 function starting(worker: Promise<WorkerPort>): WorkerPort {
   const fail = (listener: (event: never) => void) => (error: unknown) =>
     listener({ message: error instanceof Error ? error.message : String(error) } as never);

@@ -52,13 +52,13 @@ export class BegunFile {
     this.#size = received;
   }
 
-  /** Keeps the first `received` of `bytes`, some of which are on the disk already. */
+  /** Stores the first `received` of `bytes`; some of them are on the disk already. */
   extend(bytes: Uint8Array<ArrayBuffer>, received: number): void {
     if (!this.#isOpen) return;
     try {
       this.#size += this.access.write(bytes.subarray(this.#size, received), { at: this.#size });
     } catch {
-      // There is no room: storing the whole file will report it.
+      // The storage is full: storing the whole file will report it.
       void this.drop();
     }
   }
@@ -75,7 +75,7 @@ export class BegunFile {
         await alone(name, async () => handle.move?.(name));
         return true;
       } catch {
-        // It is written anew.
+        // The file could not be renamed, so it is written again.
       }
     }
     await this.drop();
@@ -94,19 +94,19 @@ export class BegunFile {
     this.access.close();
   }
 
-  /** Deletes it. */
+  /** Deletes the partly downloaded file. */
   async drop(): Promise<void> {
     await this.close();
     await this.forget();
   }
 
-  /** Forgets what is there, which is of no use. */
+  /** Discards the stored bytes, which are of no use. */
   clear(): void {
     this.goOnFrom(0);
   }
 }
 
-/** Part of the worker's types, which cannot be loaded beside those of the window. */
+/** A part of the worker's types, which cannot be loaded together with the window's. */
 interface SyncAccess {
   getSize(): number;
   read(into: Uint8Array, options: { at: number }): number;

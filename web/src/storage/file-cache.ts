@@ -3,8 +3,8 @@ import { alone, isNamed, locks, namesIn, read, remove, store } from "./files.js"
 import { sha256Hex } from "./http.js";
 
 /**
- * Stores verified files between visits. Keyed by SHA-256, so artifacts share copies of equal files, and files
- * of two builds are never confused.
+ * Stores verified files between visits. The key of a file is its SHA-256, so artifacts share copies of equal
+ * files, and files of two builds are never confused.
  */
 export interface FileCache {
   /** Null where the file is not cached. */
@@ -44,7 +44,7 @@ export interface Artifact {
   readonly name: string;
   /** The text of its manifest. */
   readonly manifest: string;
-  /** By SHA-256. */
+  /** SHA-256 digests of the files. */
   readonly files: readonly string[];
   /** The largest files. */
   readonly large?: readonly { readonly sha256: string; readonly bytes: number }[];
@@ -179,8 +179,8 @@ export class OpfsCache implements FileCache {
   }
 
   /**
-   * Bytes that the storage lacks for the artifact if all others were deleted; 0 where it suffices, or the
-   * browser does not say: Chrome reports 10 GiB, and later refuses what does not fit.
+   * Bytes that the storage lacks for the artifact if all others were deleted; 0 if it suffices, or if the
+   * browser does not say: Chrome reports 10 GiB, and later rejects files that do not fit.
    */
   async lacking(): Promise<number> {
     const { quota, usage = 0 } = await navigator.storage.estimate();
@@ -195,7 +195,7 @@ export class OpfsCache implements FileCache {
     return Math.max(wanted - (quota - usage) - others, 0);
   }
 
-  /** Stores which files the artifact needs, and deletes files that none needs. */
+  /** Stores which files the artifact needs, and deletes files that no artifact needs. */
   async claim(): Promise<void> {
     const last = parseList(await read(this.folders.lists, this.list));
     await this.#write({ manifest: last?.manifest ?? null, files: last?.files ?? [], coming: this.#files });
@@ -230,7 +230,7 @@ export class OpfsCache implements FileCache {
     try {
       await write();
     } catch (error) {
-      // Other artifacts make room for the one that is wanted now, the least recently used first.
+      // Other artifacts are deleted to make room for this one, the least recently used first.
       if (!isNamed(error, "QuotaExceededError") || !(await this.#makeRoom())) throw error;
       await write();
     }
@@ -276,7 +276,7 @@ export class OpfsCache implements FileCache {
     let gaveUp = false;
     for (let i = 0; i < others.length && !gaveUp; i++) gaveUp = await this.#giveUp(others[i]?.[0] ?? "");
     if (gaveUp) {
-      // The sweep deletes its files.
+      // The sweep deletes the files of the last build.
     } else if (own?.files.some((name) => !this.#files.includes(name)))
       await this.#write({ manifest: null, files: [], coming: this.#files });
     else return false;

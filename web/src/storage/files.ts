@@ -3,10 +3,13 @@
 /** Suffix of a file that is being written; it gets its name when it is complete. */
 const PART = ".part";
 
-/** Missing in browsers from before 2022: then two tabs may interfere with each other. */
+/**
+ * The locks of the origin; undefined in browsers from before 2022, where two tabs may interfere with each
+ * other.
+ */
 export const { locks } = (globalThis.navigator ?? {}) as { readonly locks?: LockManager };
 
-/** Changes an entry exclusively: an entry that another tab is changing refuses to be replaced or removed. */
+/** Changes an entry exclusively: while another tab changes the entry, it cannot be replaced or removed. */
 export async function alone(name: string, work: () => Promise<void>): Promise<void> {
   if (!locks) return await work();
   await locks.request(`nearfar-file ${name}`, work);
@@ -43,7 +46,7 @@ export async function read(
     const handle = await directory.getFileHandle(name);
     return new Uint8Array(await (await handle.getFile()).arrayBuffer());
   } catch (error) {
-    // Not readable: another tab has just deleted or replaced it.
+    // The file cannot be read, because another tab has just deleted or replaced it.
     if (isNamed(error, "NotFoundError") || isNamed(error, "NotReadableError")) return null;
     throw error;
   }
@@ -53,7 +56,7 @@ export async function remove(directory: FileSystemDirectoryHandle, name: string)
   try {
     await directory.removeEntry(name);
   } catch {
-    // Gone already, or held open by another tab that is about to replace it.
+    // The file is gone already, or held open by another tab that is about to replace it.
   }
 }
 
@@ -63,7 +66,10 @@ export async function namesIn(directory: FileSystemDirectoryHandle): Promise<str
   return names;
 }
 
-/** Safari before 26 has no createWritable, but in workers the synchronous handle, which alone can flush. */
+/**
+ * Writes a file. Safari before 26 has no createWritable, but has the synchronous handle in workers, which
+ * alone can flush.
+ */
 async function write(
   handle: FileSystemFileHandle,
   bytes: Uint8Array<ArrayBuffer>,
@@ -75,7 +81,7 @@ async function write(
       await stream.write(bytes);
       await stream.close();
     } catch (error) {
-      // Until then the file is locked.
+      // The file is locked until the stream is aborted.
       await stream.abort().catch(() => undefined);
       throw error;
     }
@@ -97,12 +103,14 @@ export function isNamed(error: unknown, name: string): boolean {
   return error instanceof DOMException && error.name === name;
 }
 
-/** Renames within its directory, over what has the name already; not yet among TypeScript's types. */
+/**
+ * `move` renames a file within its directory and replaces a file of that name; TypeScript's types lack it.
+ */
 export interface MovableFileHandle extends FileSystemFileHandle {
   move?(name: string): Promise<void>;
 }
 
-/** Part of the worker's types, which cannot be loaded beside those of the window. */
+/** A part of the worker's types, which cannot be loaded together with the window's. */
 interface SyncFileHandle {
   createSyncAccessHandle(): Promise<{
     truncate(size: number): void;

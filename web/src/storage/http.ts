@@ -24,19 +24,19 @@ export interface DownloadOptions {
   readonly onBytes?: (received: number, bytes: Uint8Array<ArrayBuffer>) => void;
 }
 
-/** Milliseconds that a server may send nothing: over a stalled connection no more will come. */
+/** Milliseconds that a server may send nothing, because a stalled connection gives no error by itself. */
 export const SILENCE_MS = 30_000;
 
 /** The beginning of a file whose download broke off. */
 export interface Part {
-  /** As long as the file. */
+  /** The bytes; the array is as long as the whole file. */
   readonly bytes: Uint8Array<ArrayBuffer>;
   readonly received: number;
 }
 
 /**
- * Returns the address of a file of the artifact at `base`. Throws ArtifactError where it is elsewhere, in any
- * spelling.
+ * Returns the address of a file of the artifact at `base`. Throws ArtifactError for a file outside of `base`,
+ * however it is written.
  */
 export function within(base: URL, file: string): URL {
   const url = new URL(file, base);
@@ -75,7 +75,7 @@ export async function download(
   const exchange = new Exchange(options);
   try {
     const response = await exchange.open(url, begun && `bytes=${begun.received}-`);
-    // The file is shorter than the part that is there, which belonged to another one.
+    // The file is shorter than the stored part, which must belong to another file.
     if (begun && response.status === RANGE_REFUSED)
       return { ok: false, problem: `${url.href} has no byte ${begun.received}`, code: DAMAGED, retry: true };
     if (!response.ok) {
@@ -83,8 +83,8 @@ export async function download(
       return { ok: false, problem, code: codeOf(response.status), retry: response.status >= 500 };
     }
     if (begun && response.status === PARTIAL) {
-      // Other origins' pages see this header only where the server exposes it, which buckets do not by
-      // default. The hash tells whether these bytes are what was asked for.
+      // Other origins' pages see this header only if the server exposes it, which buckets do not by default.
+      // Without it, the hash decides whether the bytes are the right ones.
       const range = response.headers.get("content-range");
       if (range !== null && !range.startsWith(`bytes ${begun.received}-`)) {
         const problem = `${url.href} answers with ${range}, not from byte ${begun.received} on`;
@@ -128,17 +128,17 @@ class Exchange {
     this.#abort = linkedAbort(options.signal);
   }
 
-  /** The answer's beginning. */
+  /** Sends the request and returns the response, whose body has not been read. */
   open(url: URL, range?: string): Promise<Response> {
     const { fetch = globalThis.fetch, cache } = this.options;
     const init: RequestInit = { signal: this.#abort.signal };
     if (cache) init.cache = cache;
     if (range) init.headers = { range };
-    // Called as a plain function: the browser's fetch refuses any other `this`.
+    // `fetch` is called as a plain function, because the browser's fetch rejects any other `this`.
     return this.heard(fetch(url, init));
   }
 
-  /** What the server sends next. */
+  /** Waits for the server's next bytes, at most SILENCE_MS. */
   heard<T>(next: Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
       const timer = setTimeout(
@@ -149,7 +149,7 @@ class Exchange {
     });
   }
 
-  /** All bytes of an answer. */
+  /** Reads all bytes of a response. */
   async bytesOf(response: Response): Promise<Uint8Array<ArrayBuffer>> {
     const pieces: BlobPart[] = [];
     for (const reader = response.body?.getReader(); reader; ) {
@@ -160,7 +160,7 @@ class Exchange {
     return new Uint8Array(await new Blob(pieces).arrayBuffer());
   }
 
-  /** Ends the request, if its answer is not whole yet. */
+  /** Ends the request if its response is not complete. */
   end(): void {
     this.#abort.stop();
   }
@@ -190,7 +190,7 @@ export async function fetchText(url: URL, sha256: string | null, options: Downlo
   return new TextDecoder().decode(await fetchBytes(url, sha256, options));
 }
 
-/** The bytes of a small file, in the same way. */
+/** The bytes of a small file, checked against its SHA-256 if one is known. */
 export async function fetchBytes(
   url: URL,
   sha256: string | null,
@@ -224,7 +224,7 @@ export async function fetchBytes(
 }
 
 export async function sha256Hex(bytes: Uint8Array<ArrayBuffer>): Promise<string> {
-  // Older types know no page without it.
+  // TypeScript's types say that `subtle` always exists, but insecure pages lack it.
   if ((crypto.subtle as SubtleCrypto | undefined) === undefined)
     throw new DeviceError(
       "This address is not secure, so the browser cannot verify the artifact (no crypto.subtle). Open " +

@@ -1,8 +1,14 @@
-/** Measurements of this origin's first loads, for predictions of others. Pages store them; workers cannot. */
+/**
+ * Measurements of this origin's first loads, for predictions of later ones. Pages store them, because workers
+ * have no localStorage.
+ */
 
 type Measure = `speed ${string}` | `compile ${string}`;
 
-/** Missing in workers and Node, where asking for it may warn; refused in frames that may keep nothing. */
+/**
+ * The storage; undefined in workers and Node, where asking for it may warn, and in frames that may store
+ * nothing.
+ */
 function storage(): Storage | undefined {
   try {
     return "document" in globalThis ? globalThis.localStorage : undefined;

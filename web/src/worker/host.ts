@@ -2,44 +2,47 @@ import type { Follow } from "../grammar/in-thread.js";
 import type { GrammarPort } from "../grammar/words.js";
 import type { Fetch } from "../storage/http.js";
 
-/** By this name a worker of this package knows that it is to be a thread. */
+/** The name by which a worker of this package knows that it is a thread. */
 export const THREAD = "nearfar-thread";
 
 export function isFirefox(): boolean {
   return /Firefox/.test(globalThis.navigator?.userAgent ?? "");
 }
 
-/** Another worker, or what follows grammars in this thread. */
+/** Starts another worker, or loads the code that follows grammars in this thread. */
 export type StartGrammars = () => GrammarPort | Promise<Follow>;
 
-/** All that a thread needs; its only message. */
+/** Everything that a thread needs; the only message to it. */
 export interface ThreadTask {
   readonly module: WebAssembly.Module;
   readonly memory: WebAssembly.Memory;
   readonly pool: number;
-  /** The end of its stack. */
+  /** The address of the end of its stack. */
   readonly stack: number;
 }
 
-/** `failed`: it is gone, and with it what it computed. */
+/** A message of a thread. `failed` says that the thread is gone, together with its results. */
 export type ThreadWord = { readonly type: "ready" } | { readonly type: "failed"; readonly message: string };
 
-/** The host's end of the line to a thread. */
+/** The host's end of the connection to a thread. */
 export interface ThreadPort {
   start(task: ThreadTask): void;
-  /** Listens to the thread; a thread that does not start is told as well. */
+  /** Listens to the thread; the listener also hears of a thread that does not start. */
   listen(onWord: (word: ThreadWord) => void): void;
   end(): void;
 }
 
-/** What the worker's code is given by the place that it runs in: a browser, Node, Deno, Bun. */
+/** What the environment gives to the worker's code: a browser, Node, Deno, Bun. */
 export interface Host {
-  /** How files are read; the global `fetch` where it is left out. */
+  /** Reads files; the global `fetch` by default. */
   readonly fetch?: Fetch | undefined;
   /** Starts a thread over shared memory; null where none can be had. */
   readonly spawn: (() => ThreadPort) | null;
-  /** Starts a worker that follows grammars, or loads what does so in this thread; null where neither can be. */
+  /**
+   * Starts a worker that follows grammars, or loads the code that does so in this thread; null if neither is
+   * possible.
+   */
   readonly grammars: StartGrammars | null;
-  /** As many threads as the processor runs at once. */
+  /** The number of threads that the processor runs at once. */
   readonly hardwareThreads: number;
 }

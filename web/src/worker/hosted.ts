@@ -5,12 +5,12 @@ import type { Host } from "./host.js";
 import { parts } from "./parts/index.js";
 import { serve } from "./session/serve.js";
 
-/** The line to an engine of this thread. */
+/** A connection to an engine in this thread. */
 export function engineHere(host: Host): WorkerPort {
   return portHere((scope) => serve(scope, host, parts));
 }
 
-/** An engine of this thread for the pages that connect. */
+/** An engine in this thread for all pages that connect. */
 export function hosted(host: Host): Share {
   return new Share(() => engineHere(host));
 }

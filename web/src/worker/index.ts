@@ -11,11 +11,11 @@ import { serve } from "./session/serve.js";
 import { work } from "./wasm/thread.js";
 
 /**
- * The worker's entry: the engine's own, or, by its name, that of one of its threads, or of what follows
- * grammars; or a SharedWorker's.
+ * The worker's entry. Its name says whether it is the engine's worker, one of its threads, or the worker that
+ * follows grammars; a SharedWorker also begins here.
  */
 
-/** Part of the worker's global, whose types cannot be loaded beside those of the window. */
+/** A part of the worker's global, whose types cannot be loaded together with the window's. */
 interface Scope extends WorkerScope {
   readonly name?: string;
   readonly location?: { readonly href: string };
@@ -47,20 +47,24 @@ function sharesMemory(): boolean {
   return globalThis.crossOriginIsolated === true && typeof Worker === "function";
 }
 
-/** This very file once more: it is there, wherever a bundler has put it and whatever policy the page has. */
+/**
+ * Starts this file again as another worker: the file exists, wherever a bundler has put it and whatever the
+ * page's policy is.
+ */
 function again(name: string): Worker {
   const here = scope.location?.href ?? "";
   return trusted(() => new Worker(here, { type: kind(), name }));
 }
 
 /**
- * What this file has become: bundlers make scripts of workers, or leave them modules. In a module importScripts
- * throws a TypeError; in Firefox only where there is an address, for which a script has another error.
+ * The type of worker that this file has become: bundlers make classic scripts of workers, or leave them
+ * modules. In a module importScripts throws a TypeError. Firefox does so only if an address is given, for
+ * which a script throws another error.
  */
 function kind(): WorkerType {
   try {
     scope.importScripts?.();
-    // Elsewhere a page that enforces Trusted Types would refuse the address.
+    // In other browsers, a page that enforces Trusted Types would reject the address.
     if (isFirefox()) scope.importScripts?.("http://");
   } catch (error) {
     if (error instanceof TypeError) return "module";
@@ -68,7 +72,7 @@ function kind(): WorkerType {
   return "classic";
 }
 
-/** Tells of a worker that fails. Without preventDefault this worker would fail with it. */
+/** Reports a worker that fails. Without preventDefault this worker would fail with it. */
 function onFailure(worker: Worker, tell: (message: string) => void): void {
   worker.addEventListener("error", (event) => {
     event.preventDefault();
@@ -100,7 +104,7 @@ function grammars(): GrammarPort {
   };
 }
 
-/** The worker's end of a line on which `In` comes and `Out` goes. */
+/** The worker's end of a connection that receives `In` and sends `Out`. */
 interface End<In, Out> {
   addEventListener(type: "message", listener: (event: { readonly data: In }) => void): void;
   postMessage(word: Out): void;
@@ -113,7 +117,7 @@ function beGrammars(): void {
   addEventListener("message", ({ data }) => following.post(data));
 }
 
-/** A SharedWorker, which many pages have. */
+/** Serves a SharedWorker's pages. */
 function beShared(): void {
   const { addEventListener } = globalThis as unknown as {
     addEventListener(type: "connect", listener: (event: { readonly ports: [SharePort] }) => void): void;

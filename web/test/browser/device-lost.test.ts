@@ -188,7 +188,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_
       isShorter: true,
       same: [true, true],
       short: expectedText("abc", 12),
-      long: expect.stringMatching(/^DeviceError: The device was opened anew and has less room/),
+      long: expect.stringMatching(/^DeviceError: The device was reopened and has less room/),
       warnings: [expect.stringContaining("from now on the context is")],
     });
   });

@@ -177,7 +177,7 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 180_000 }, () =>
       return [refused, choices[0]?.text];
     }, worker);
     expect(result).toEqual([
-      expect.stringMatching(/^DeviceError: This browser does not tell what a launch takes/),
+      expect.stringMatching(/^DeviceError: This browser cannot time launches/),
       expectedText("q", 9),
     ]);
   });

@@ -58,7 +58,7 @@ describe("addresses of models", () => {
     "hf:a/b?c",
     "hf:../b",
   ])("%s is none", (model) =>
-    expect(() => modelUrl(model)).toThrow(/no model of the Hub: it must be hf:OWNER\/NAME/),
+    expect(() => modelUrl(model)).toThrow(/not a model of the Hub: it must be hf:OWNER\/NAME/),
   );
 
   test("a model is loaded from a server with the Hub's addresses", async () => {
@@ -77,7 +77,7 @@ describe("addresses of models", () => {
     expect(asked).toContain("https://huggingface.co/org/toy/resolve/v1/manifest.json");
     await expect(
       createOnPage("hf:org", { worker: () => expect.fail("no worker is needed") }),
-    ).rejects.toThrow(/no model of the Hub/);
+    ).rejects.toThrow(/not a model of the Hub/);
   });
 });
 
@@ -253,7 +253,7 @@ describe("a list of models", () => {
       { models: [{ ...toy, needs: { backends: ["cuda"] } }] },
       "needs.backends should be a list of webgpu and wasm",
     ],
-    [{ models: [{ ...toy, model: "hf:a" }] }, "no model of the Hub"],
+    [{ models: [{ ...toy, model: "hf:a" }] }, "not a model of the Hub"],
   ])("%j is refused by name", async (list, message) => {
     await expect(read(list)).rejects.toThrow(message);
   });

@@ -143,7 +143,7 @@ COMMANDS = {
     "set": Command("[NAME [VALUE]]", f"show the settings, or change one ({DEFAULT}: back again)", _set),
     "stats": Command("[on|off]", "speeds of the last answer; on: after each answer", _stats),
     "save": Command("FILE", "write the conversation as JSON", _save),
-    "load": Command("FILE", "go on with a conversation that was saved", _load),
+    "load": Command("FILE", "continue a conversation that was saved", _load),
     "exit": Command("", "leave; so does Ctrl-D", _exit),
 }
 NICKNAMES = {"quit": "exit", "bye": "exit", "?": "help"}

@@ -83,7 +83,7 @@ class MarkdownStream:
         done, self._open = closed(self._open)
         self._live.update(_Tail(rendered(self._open), after=self._any or bool(done)))
         if done:
-            self._print(done)  # above the growing block, which is redrawn
+            self._print(done)  # printed above the growing block, which is redrawn
         self._live.refresh()
 
     def _print(self, text: str) -> None:

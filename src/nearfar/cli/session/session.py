@@ -98,7 +98,7 @@ class Session:
             self.messages = before
             raise RequestError(self._refusal(error), error.param) from error
         if not is_terminal():
-            emit("\n")  # between two answers
+            emit("\n")  # separates two answers
         self.messages.append({"role": "assistant", "content": made.text})
         self.last = made.timings[0] if made.timings else None
         self._after(made, stopped)

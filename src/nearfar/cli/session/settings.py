@@ -104,17 +104,21 @@ SETTINGS = {
     "top_p": _parameter("top_p", _fraction, "only the likeliest tokens that make up this probability"),
     "min_p": _parameter("min_p", _fraction, "only tokens at least this likely, relative to the likeliest"),
     "repetition_penalty": _parameter(
-        "repetition_penalty", _fraction, "above 1: what was said is less likely"
+        "repetition_penalty", _fraction, "above 1: tokens that occurred become less likely"
     ),
     "presence_penalty": _parameter(
-        "presence_penalty", _fraction, "the same, once for each token that is there"
+        "presence_penalty",
+        _fraction,
+        "above 0: tokens that occurred become less likely, by the same for each",
     ),
-    "frequency_penalty": _parameter("frequency_penalty", _fraction, "the same, each time that it is there"),
+    "frequency_penalty": _parameter(
+        "frequency_penalty", _fraction, "above 0: tokens that occurred become less likely with each time"
+    ),
     "max_tokens": _parameter("max_tokens", _whole, "longest answer; default: until the context is full"),
     "seed": _parameter("seed", _whole, "the same seed gives the same text; default: another each time"),
     "stop": _parameter("stop", _texts, "ends an answer: a text, or a JSON list of texts"),
     "context_policy": _parameter(
-        "context_policy", _policy, "error or truncate-oldest, where the context is full"
+        "context_policy", _policy, "error or truncate-oldest, if the context is full"
     ),
     "markdown": _switch("markdown", "on or off: answers are rendered, or shown as they come"),
     "stats": _switch("stats", "on or off: speeds after each answer"),

@@ -101,9 +101,9 @@ def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
             for tx in T.thread_binding(THREADS, thread="threadIdx.x"):
                 at = T.alloc_local((6,), "int32")
                 value = T.alloc_local((6,), "float32")
-                at[0] = (bx * THREADS + tx) // (all_heads * half)  # row
-                at[1] = (bx * THREADS + tx) % (all_heads * half) // half  # head
-                at[2] = (bx * THREADS + tx) % half  # pair
+                at[0] = (bx * THREADS + tx) // (all_heads * half)  # the row
+                at[1] = (bx * THREADS + tx) % (all_heads * half) // half  # the head
+                at[2] = (bx * THREADS + tx) % half  # the pair of values in the head
                 if at[0] < m:
                     at[3] = positions[at[0]]
                     value[0] = f32(x[at[0], at[1] * half * 2 + at[2]])
@@ -159,8 +159,9 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
     all_heads, keys = job.x_heads, job.kv_heads * job.append
     normed = job.norm_eps is not None
     whole = normed and job.norm_all
-    q_parts, k_parts = (1, int(job.append)) if whole else (heads, keys)  # parts; each head of v is one
-    q_length, k_length = (heads, kv) if whole else (1, 1)  # heads of a part
+    # the number of parts of q and k; each head of v is one part
+    q_parts, k_parts = (1, int(job.append)) if whole else (heads, keys)
+    q_length, k_length = (heads, kv) if whole else (1, 1)  # the number of heads in a part
     longest = max(q_length, k_length) * half
     threads = min(threads_for(longest * 2), longest)
     turns = ceil_div(longest, threads)
@@ -198,7 +199,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
                     value = T.alloc_local((4,), "float32")
                     at = T.alloc_local((4,), "int32")
                     at[0] = first_head(bx)
-                    at[1] = one_of(bx, q_length, k_length, 1) * half  # pairs
+                    at[1] = one_of(bx, q_length, k_length, 1) * half  # the first pair of the part
                     value[0] = T.float32(0)
                     for t in T.unroll(turns):
                         at[2] = t * threads + tx

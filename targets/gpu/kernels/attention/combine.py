@@ -67,7 +67,7 @@ def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> t
                     pool = T.alloc_shared((stripes * dim,), "float32")
                     acc = T.alloc_local((cells * width,), "float32")
                     made = T.alloc_local((width,), "float32")
-                    tmp = T.alloc_local((3,), "float32")  # maximum, sum, weight
+                    tmp = T.alloc_local((3,), "float32")  # the maximum, the sum and the weight of a part
                     there: T.let = (
                         T.Cast("int32", tail(head_of, partial, by, bx, 0, 2))
                         if counted
@@ -106,7 +106,7 @@ def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> t
                                     head_of.add(acc, i * width, value, tmp[2])
                         for i in T.unroll(cells):
                             if cells == 1 or i * threads + tx < vectors:
-                                for e in T.unroll(width):  # apart, against bank conflicts
+                                for e in T.unroll(width):  # columns lie apart, against bank conflicts
                                     pool[
                                         tx // vectors * dim
                                         + e * vectors
@@ -161,7 +161,8 @@ class Gathered:
         told = IRBuilder.name("told", T.alloc_shared((job.m * heads * count,), "float32"))
         held = IRBuilder.name("part_value", T.alloc_local((AHEAD,), f"{job.x_dtype}x{WIDTH}"))
         acc = IRBuilder.name("gathering", T.alloc_local((1,), f"float32x{WIDTH}"))
-        tmp = IRBuilder.name("part_sum", T.alloc_local((3,), "float32"))  # maximum, sum, weight
+        # the maximum, the sum and the weight of a part
+        tmp = IRBuilder.name("part_sum", T.alloc_local((3,), "float32"))
         there = IRBuilder.name("parts_there", T.alloc_local((1,), "int32"))
         total = job.m * heads * count
         for turn in range(ceil_div(total, threads)):

@@ -37,13 +37,13 @@ from nearfar.targets.gpu.kernels.common import LOWEST, ceil_div, leading, select
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import of_numbers
 
-MAX_THREADS = 128  # a block of 64 positions is not enough work for more
+MAX_THREADS = 128  # the most threads of a workgroup; a block of 64 positions has no work for more
 MAX_HEADS = 8  # query heads of a workgroup
 MAX_SUMS = 32  # sums of values that a thread keeps
-LANES = 8  # neighbours that read a key: a line of 128 bytes of float32
+LANES = 8  # neighbouring threads that read a key: a line of 128 bytes of float32
 CELL = 8  # scores whose maximum one thread finds
-WORKGROUPS = 1024  # for all rows, heads and parts: enough for the largest device
-MIN_PARTS, MAX_PARTS = 16, 128  # parts of a row; each block is one if there are not more
+WORKGROUPS = 1024  # workgroups for all rows, heads and parts: enough for the largest device
+MIN_PARTS, MAX_PARTS = 16, 128  # parts of a row; each block is a part of its own if there are not more
 MAX_FEW = 32  # the most parts of a row if a matmul joins them
 NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
 
@@ -151,7 +151,7 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
     width, count = head_of.width, head_of.count
     group, threads, block, turn, lanes = shape.heads, shape.threads, shape.block, shape.turn, shape.lanes
     stripes, cells, together = shape.stripes, shape.cells, shape.together(dim)
-    per_kv = heads // kv // group  # workgroups a kv head
+    per_kv = heads // kv // group  # workgroups for each kv head
     at_once = min(threads // lanes, turn)  # positions whose keys are read at the same time
     sums = group * cells * width
     ahead = max(size for size in range(1, shape.ahead + 1) if count // lanes % size == 0)  # loads of a key
@@ -190,7 +190,7 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
                     at = T.alloc_local((2,), "int32")
                     loaded = T.meta_var(cached.memory())
                     first_head: T.let = bx // parts * group
-                    head: T.let = bx // parts // per_kv  # kv head
+                    head: T.let = bx // parts // per_kv  # the kv head
                     part: T.let = bx % parts
                     stripe: T.let = tx // count
                     length: T.let = positions[by] + 1
@@ -346,8 +346,8 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
                             T.tvm_storage_sync("shared")
                             for j in T.unroll(ceil_div(together * count, threads)):
                                 if together * count % threads == 0 or j * threads + tx < together * count:
-                                    at[0] = (j * threads + tx) // count  # head
-                                    at[1] = (j * threads + tx) % count  # vector
+                                    at[0] = (j * threads + tx) // count  # the head
+                                    at[1] = (j * threads + tx) % count  # the vector
                                     for e in T.unroll(width):
                                         tmp[0] = T.float32(0)
                                         for s in T.unroll(stripes):

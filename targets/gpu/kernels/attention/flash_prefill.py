@@ -64,11 +64,11 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
     width, count = head_of.width, head_of.count
     group, threads, queries, keys = tile.heads, tile.threads, tile.queries, tile.keys
     lanes, groups, own_keys, piece = tile.lanes, tile.groups, tile.own_keys, tile.slice
-    per_kv = heads // kv // group  # workgroups a kv head
+    per_kv = heads // kv // group  # workgroups for each kv head
     own = tile.vectors // groups  # vectors of a thread
     pieces, columns = count // piece, ceil_div(piece, lanes)
-    values = pieces * columns * width  # sums a vector
-    stride, row_stride = piece + 1, keys + 1  # the gap spares the banks
+    values = pieces * columns * width  # sums for each vector
+    stride, row_stride = piece + 1, keys + 1  # one vector more than needed, which spares the memory banks
     parts, sinks_here = split.count, job.sinks and split.count == 1
 
     def row_of(mine, i):
@@ -120,7 +120,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                     rows = T.alloc_local((1,), "int32")
                     tail = T.alloc_local((Split.TAIL,), "float32")
                     first_head: T.let = bx // parts * group
-                    head: T.let = bx // parts // per_kv  # kv head
+                    head: T.let = bx // parts // per_kv  # the kv head
                     part: T.let = bx % parts
                     lane: T.let = tx % lanes
                     mine: T.let = tx // lanes  # vector i of a thread is mine · own + i
@@ -183,7 +183,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                             for s in T.serial(pieces):
                                 for n in T.unroll(ceil_div(keys * piece, threads)):
                                     if keys * piece % threads == 0 or n * threads + tx < keys * piece:
-                                        at[0] = (n * threads + tx) // piece  # key
+                                        at[0] = (n * threads + tx) // piece  # the key
                                         if first + at[0] < end:
                                             at[1] = page_table[slots[by], (first + at[0]) // page]
                                             stage[at[0] * stride + (n * threads + tx) % piece] = cached.load(
@@ -284,7 +284,8 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                         T.tvm_storage_sync("shared")
                         for i in T.unroll(own):
                             tmp[0] = T.float32(0)
-                            for e in T.serial(lanes):  # unrolled, its addresses would be kept from above
+                            # a loop, because unrolled code would keep its addresses in registers
+                            for e in T.serial(lanes):
                                 tmp[0] = tmp[0] + told[(mine * own + i) * lanes + e]
                             # A row may see no position of a part.
                             tmp[1] = T.Select(tmp[0] == T.float32(0), T.float32(0), T.float32(1) / tmp[0])

@@ -11,11 +11,11 @@ from nearfar.targets.gpu.kernels.attention.heads import Head, heads_together, se
 from nearfar.targets.gpu.kernels.common import ceil_div
 
 MAX_THREADS = 256
-MAX_HEADS = 8  # query heads a workgroup
+MAX_HEADS = 8  # the most query heads of a workgroup
 MIN_QUERIES, MIN_KEYS = 8, 8
 KEYS = (4, 2, 1)  # the possible numbers of keys of a thread
-SLICE = 64  # dimensions staged at a time, at most
-LEAST, MAX_PARTS = 128, 16  # positions of a part, at least; parts of a tile
+SLICE = 64  # the most dimensions that are staged at a time
+LEAST, MAX_PARTS = 128, 16  # the least positions of a part; the most parts of a tile
 FEW_TILES, FEWER_ROWS = 4, 4  # in a step of at most 4 tiles, tiles of few rows have 4 times the parts
 
 
@@ -88,7 +88,7 @@ def tile_of(job: Attend, device: DeviceClass) -> Tile:
 
 def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
     whole = tile.groups <= tile.vectors and tile.vectors % tile.groups == 0
-    registers = 2 * device.queries  # 32 of a mobile GPU's, 64 elsewhere
+    registers = 2 * device.queries  # 32 registers on a mobile GPU, 64 on others
     return whole and tile.sums(head) <= registers and tile.shared_bytes(head) <= memory
 
 

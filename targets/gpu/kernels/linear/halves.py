@@ -38,8 +38,8 @@ BLOCK = 16
 LENGTH = 64.0
 TINY = 1e-30  # squares of a block that count as 0
 FIELD = 8  # bits of a half that are lifted at a time: the mantissa has 10
-HALF = 16  # bits
-BOTH = 0x10001  # times the bits of a half: in both halves of a word
+HALF = 16  # bits of a float16
+BOTH = 0x10001  # multiplies the bits of a half into both halves of a word
 LIFTED, _EXPONENT = 1024, 0x6400  # the number whose last bit is 1, and its bits
 F16X2, F16X4 = "float16x2", "float16x4"
 
@@ -130,7 +130,7 @@ class Halves(Products):
     def _add(self, word, side: int, unit: int, field: int) -> None:
         """Add the products of the codes in one of the two fields of each half of a word."""
         low = T.shift_right(word, _bits(FIELD)) if field else word
-        # The sign bit comes inverted, see packing.SIGN_BIT.
+        # The sign bit is stored inverted, see packing.SIGN_BIT.
         exponent = _EXPONENT * BOTH ^ (field << HALF + FIELD - 1)
         T.buffer_store(self.field, (low & _bits(BOTH * ((1 << FIELD) - 1))) ^ _bits(exponent), [0])
         for e in range(self.nested):

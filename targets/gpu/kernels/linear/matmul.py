@@ -242,7 +242,8 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
             with T.If(factors[chunk_of(copy, r, ty, chunk)] < 0), T.Then(), seldom():
                 row = T.min(row_of(by, r, ty), m - 1) if ragged_m else row_of(by, r, ty)
                 row = logit_rows[row] if job.rows else row
-                with T.serial(VECTORS) as v:  # other indices than above, so that none stays in a register
+                # other indices than in the loop above, so that no value stays in a register
+                with T.serial(VECTORS) as v:
                     index = (tile * CHUNKS + chunk) * VECTORS + v
                     value = f32x4(x[row, inside(index)])
                     value = value * norm[inside(index)] if has_norm else value
@@ -367,7 +368,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                             if copies == 1:
                                 T.tvm_storage_sync("shared")
                         if has_norm and not apart:
-                            if copies == 2:  # other threads may still read the last tile
+                            if copies == 2:  # other threads may still read the tile before this one
                                 T.tvm_storage_sync("shared")
                             for j in T.unroll(pieces):
                                 xt[j * threads + thread] = spread(square[j])
@@ -378,7 +379,8 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                             ):
                                 if has_norm:
                                     rstd[0] = T.float32(0)
-                                    # Other indices than above: shared ones would stay in registers.
+                                    # These indices differ from those of the loop above, because values of
+                                    # shared indices would stay in registers.
                                     for v in T.serial(CHUNKS):
                                         rstd[0] = rstd[0] + (
                                             squares[chunk_of(0, r, ty, v)]

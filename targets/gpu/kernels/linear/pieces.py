@@ -1,7 +1,4 @@
-"""Jobs over a matrix in pieces: the launches of each piece write columns, or rows, of one output.
-
-A launch binds one piece, so of the others its kernel knows only where the piece's columns begin.
-"""
+"""Jobs of a GPU over a matrix in pieces (kernels/pieces.py): gates are joined in a launch of their own."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from dataclasses import replace
 
 from nearfar.kernels.contract import SCRATCH, Stage, Staged
 from nearfar.kernels.jobs import Embed, Linear
+from nearfar.kernels.pieces import MatrixPiece, joined
 from nearfar.targets.gpu.kernels.linear.glu import glu
 from nearfar.targets.gpu.packing import parts
-from nearfar.targets.gpu.pieces import MatrixPiece
 
 
 def of_pieces(
@@ -24,9 +21,9 @@ def of_pieces(
     and one more launch joins them.
     """
     if not isinstance(job, Linear) or job.gate is None:
-        return _joined(job, pieces, stages)
+        return joined(job, pieces, parts, stages)
     plain = replace(job, gate=None, softcap=None, residual=False, out_dtype="float32")
-    made = _joined(plain, pieces, stages)
+    made = joined(plain, pieces, parts, stages)
     between = f"{SCRATCH}{len(made.scratch)}"
     renamed = [
         replace(stage, args=tuple(between if arg == "out" else arg for arg in stage.args))
@@ -38,18 +35,3 @@ def of_pieces(
 def glu_args(job: Linear, between: str) -> tuple[str, ...]:
     """The inputs of the launch that joins gate and up."""
     return (between, *["residual"] * job.residual, "out")
-
-
-def _joined(
-    job: Linear | Embed, pieces: Sequence[MatrixPiece], stages: Callable[[Linear | Embed], Staged]
-) -> Staged:
-    launches: list[Stage] = []
-    scratch: list[tuple[tuple[int, ...], str]] = []
-    each = len(parts(job.matrix))
-    for index, piece in enumerate(pieces):
-        made = stages(replace(job, matrix=piece.matrix, first=piece.first, of=job.matrix.n))
-        names = {f"w{i}": f"w{index * each + i}" for i in range(each)}
-        names |= {f"{SCRATCH}{i}": f"{SCRATCH}{len(scratch) + i}" for i in range(len(made.scratch))}
-        launches += [replace(s, args=tuple(names.get(arg, arg) for arg in s.args)) for s in made.stages]
-        scratch += made.scratch
-    return Staged(tuple(launches), tuple(scratch))

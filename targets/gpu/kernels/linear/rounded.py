@@ -32,7 +32,7 @@ INPUTS = 32
 """Inputs that share a scale."""
 TILE_K = 64
 """Inputs whose scales are stored together, and which the product takes at a time."""
-BYTES = 4  # in a word
+BYTES = 4  # bytes of a word
 LARGEST = 127
 SMALLEST = 2.0**-126
 """The least scale: devices may take a smaller one for 0, and its inverse is infinite."""

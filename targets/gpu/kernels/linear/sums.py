@@ -51,10 +51,10 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 )
 from nearfar.targets.gpu.packing import parts
 
-LANES = 8  # times 16 bytes: a segment of 128
+LANES = 8  # lanes of 16 bytes: a segment of 128 bytes
 AHEAD = 8  # words that a lane loads before it uses the first
 LARGE = 1 << 20  # bytes of a matrix from which on a launch should have the threads of its class
-LONGEST = 128  # batches of a row over the most lanes along k: with so many steps a lane may wait for memory
+LONGEST = 128  # batches of a row, divided by the most lanes along k; with so many a lane may wait for memory
 FULL = 0.9  # share of the lanes' steps that should have work
 
 
@@ -140,7 +140,7 @@ def _split(job: Product, splits: int) -> Tiling:
     its scale again.
     """
     reader = Reader.of(job.matrix)
-    ahead = max(AHEAD // (reader.words * job.columns.sides), 1)  # units
+    ahead = max(AHEAD // (reader.words * job.columns.sides), 1)  # the number of units
     whole = job.matrix.group // reader.inputs if job.matrix.quantized else ahead
     sizes = [size for size in range(min(whole, ahead), 0, -1) if whole % size == reader.count % size == 0]
 

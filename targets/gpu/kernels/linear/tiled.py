@@ -9,7 +9,7 @@ from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.kernels.linear.epilogue import sides
 from nearfar.targets.gpu.kernels.script.vectors import WIDTH
 
-BLOCK = 16  # outputs of a thread, twice as many sums where gated
+BLOCK = 16  # outputs of a thread; a gated product has twice as many sums
 
 
 @dataclass(frozen=True)

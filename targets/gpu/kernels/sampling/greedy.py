@@ -18,7 +18,7 @@ from nearfar.targets.gpu.kernels.common import HIGHEST, LOWEST, ceil_div, finish
 from nearfar.targets.gpu.kernels.script.text import prim_func
 
 THREADS = 64
-RANGE = 2048  # tokens a workgroup: 75 workgroups for the largest vocabulary
+RANGE = 2048  # tokens of a workgroup; the largest vocabulary has 75 workgroups
 SLOT, FEED = 0, 5  # columns of sample_i32
 
 
@@ -98,7 +98,7 @@ def _best(rows: int, ranges: int) -> tirx.PrimFunc:
                         value[0] = values[tx, t]
                         at[0] = ids[tx, t]
                 if value[0] <= T.float32(LOWEST):
-                    at[0] = -1  # nothing was finite
+                    at[0] = -1  # no logit is finite
                 if sample_i32[tx, SLOT] >= 0:
                     sampled[tx] = at[0]
                     at[1] = sample_i32[tx, FEED]

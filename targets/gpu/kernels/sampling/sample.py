@@ -24,7 +24,7 @@ THREADS = 256
 WAYS = 15
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of sample_f32
 SLOT, TOP_K, SEED_LOW, SEED_HIGH, COUNTER, FEED = range(6)  # columns of sample_i32
-GENERATED = (1 << 24) - 1  # the bits of counts that count
+GENERATED = (1 << 24) - 1  # the bits of `counts` that count generated tokens
 
 
 def sample(job: Sample) -> Staged:
@@ -85,8 +85,8 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             1
                         ) == T.uint32(0):
                             value[0] = T.float32(LOWEST)
-                        # A NaN fails the comparison; infinities become the lowest float. Neither is ever
-                        # sampled.
+                        # A NaN fails the comparison, and an infinity becomes the lowest float. A token with
+                        # such a logit is never sampled.
                         value[1] = T.float32(LOWEST)
                         if value[0] > value[1]:
                             value[1] = value[0]
@@ -143,8 +143,8 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             key[0] = T.uint32(0)  # the threshold, found from its highest bits
                             value[2] = f32(sample_i32[bx, TOP_K])
                             for step in T.serial(9):
-                                # Step 0 of top_p only measures the mass of all kept: every candidate is the
-                                # same threshold.
+                                # Step 0 of top_p only measures the sum over all kept tokens: every candidate
+                                # is the same threshold.
                                 if step > 0 or job == 1:
                                     for c in T.unroll(WAYS):
                                         mass[c] = T.float32(0)
@@ -186,9 +186,10 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             key[2] = T.max(key[2], key[0])
                     if sample_f32[bx, MIN_P] > T.float32(0):
                         key[2] = T.max(key[2], ordered(value[3] + T.log(sample_f32[bx, MIN_P])))
-                    # The largest is always kept: a tiny top_p finds no threshold.
+                    # The token with the largest logit is always kept, because a tiny top_p finds no
+                    # threshold.
                     key[2] = T.min(key[2], ordered(value[3]))
-                # The argmax of l + gumbel over the kept, or of l at temperature 0.
+                # The argmax of l + gumbel over the kept tokens, or of l at temperature 0.
                 value[2] = T.float32(LOWEST)
                 at[0] = tx
                 for t in T.serial(turns):
@@ -237,7 +238,7 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                                 value[2] = value[1]
                                 at[0] = at[2]
                         if value[2] <= T.float32(LOWEST):
-                            at[0] = -1  # nothing was finite and allowed
+                            at[0] = -1  # no logit is finite and allowed
                         sampled[bx] = at[0]
                         if at[0] >= 0:
                             counts[at[1], at[0]] = counts[at[1], at[0]] + 1

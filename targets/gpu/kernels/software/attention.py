@@ -26,11 +26,12 @@ from nearfar.targets.gpu.kernels.common import LOWEST, ceil_div, f32, select, st
 from nearfar.targets.gpu.kernels.script.text import local_array, prim_func
 
 TILE = (
-    32  # positions a tile, and threads: in SwiftShader 100 positions take 1.5 ms with 32 and 3.7 ms with 64
+    # positions of a tile, and threads: in SwiftShader 100 positions take 1.5 ms with 32 and 3.7 ms with 64
+    32
 )
-MAX_SHARED_HEADS = 8  # query heads a workgroup: what fits registers and workgroup memory
+MAX_SHARED_HEADS = 8  # the most query heads of a workgroup, limited by registers and workgroup memory
 MAX_SUMS = 64  # sums of values that a thread keeps: of heads of 256 it has 8 dimensions of 8 heads
-MAX_CELLS = 8  # partial maxima a head
+MAX_CELLS = 8  # the most partial maxima of a head
 NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
 
 
@@ -66,10 +67,10 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
     `partial`.
     """
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
-    cells = ceil_div(dim, TILE)  # dimensions a thread
+    cells = ceil_div(dim, TILE)  # the number of dimensions of a thread
     most = max(min(MAX_SHARED_HEADS, MAX_SUMS // cells, heads // kv), 1)
     group = next(size for size in range(most, 0, -1) if heads // kv % size == 0)
-    per_kv = heads // kv // group  # workgroups a kv head
+    per_kv = heads // kv // group  # workgroups for each kv head
     whole = dim % TILE == 0
     step = 4 if dim % 4 == 0 else 1
     codes = job.kv_dtype in BITS
@@ -109,8 +110,8 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
                     at = T.alloc_local((3,), "int32")
                     loaded = T.meta_var(cached.memory())
                     four = T.meta_var(local_array("four", step, "float32") if codes else None)
-                    block: T.let = bx // splits  # block of query heads
-                    head: T.let = block // per_kv  # kv head
+                    block: T.let = bx // splits  # the block of query heads
+                    head: T.let = block // per_kv  # the kv head
                     split: T.let = bx % splits
                     length: T.let = positions[by] + 1
                     start: T.let = begin(length)
@@ -154,7 +155,8 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
                                             part,
                                         ),
                                     )
-                                for e in T.unroll(step):  # neighbours: on Vulkan one load
+                                # the values are neighbours, which Vulkan loads at once
+                                for e in T.unroll(step):
                                     tmp[0] = (
                                         four[e]
                                         if codes

@@ -38,7 +38,7 @@ from nearfar.targets.gpu.kernels.script.text import prim_func
 
 TILE_M, TILE_N = 8, 8
 TILE_K = 8  # inputs of a tile of x
-# Inputs at a time, in one expression: SwiftShader masks every store to a local, so one should add four
+# The number of inputs in one expression: SwiftShader masks every store to a local, so a store should add four
 # products.
 UNROLLED = 4
 
@@ -67,7 +67,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     )
     n_out = job.columns
     is_simple = not gated and job.softcap is None
-    outs = TILE_N // 2 if gated else TILE_N  # output columns a thread
+    outs = TILE_N // 2 if gated else TILE_N  # output columns of a thread
     lanes = lanes_for(n_out, outs)
     block = lanes * outs
     beside = neighbours(job, outs, vectors)
@@ -154,7 +154,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                 value[0] = f32(x[at[2], T.min(at[1], k - 1) if ragged else at[1]])
                                 if (
                                     ragged
-                                ):  # beyond k (odd k of pairs), or beyond the tile, where nothing is read
+                                ):  # beyond k (odd k of pairs), or beyond the tile, where no thread reads
                                     value[0] = T.Select(at[0] < tile_k and at[1] < k, value[0], T.float32(0))
                                 if has_norm:
                                     sq[0] = sq[0] + value[0] * value[0]

@@ -61,7 +61,7 @@ def tiling(job: Linear) -> Tiling:
     matrix = job.matrix
     rows = 8 if job.m == 1 else 4
     lanes = lanes_for(job.columns, rows // 2 if job.gate else rows)
-    parts = job.m * (rows + 1) * lanes * 4  # bytes of workgroup memory that one split leaves its sums in
+    parts = job.m * (rows + 1) * lanes * 4  # bytes of workgroup memory for the sums of one split
     wanted = 8 if matrix.k >= LONG_K and matrix.n // rows < FEW_THREADS else 1
     splits = next(
         count for count in (8, 4, 2, 1) if count <= wanted and (count == 1 or count * parts <= SHARED_BYTES)
@@ -95,13 +95,13 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     lanes, rows, splits, steps, chunk = plan.lanes, plan.rows, plan.splits, plan.steps, plan.chunk
     n_out = job.columns
     is_simple = not gated and job.softcap is None
-    outs = rows // 2 if gated else rows  # output columns a thread
+    outs = rows // 2 if gated else rows  # output columns of a thread
     block = lanes * outs
     beside = neighbours(job, outs, vectors)
     each = ceil_div(plan.groups, splits)
     units = Units.of(job.matrix)
     placed = units.placed
-    words = chunk // units.inputs * units.words  # a step
+    words = chunk // units.inputs * units.words  # words of a step
     words_shape, word_dtype = word_shape(job.matrix)
     ragged_n, ragged_k, ragged_groups = n_out % block != 0, k % chunk != 0, plan.groups % splits != 0
     values = m * rows

@@ -4,7 +4,7 @@ import type { Backend, BackendShape } from "../engine/backend.js";
 import type { MemoryPlan } from "./memory.js";
 import { ropeTable } from "./rope.js";
 
-/** The shape of a device with memory by `plan`, for the engine. */
+/** The shape of a device, for the engine, with memory as in `plan`. */
 export function shapeOf(
   { model, cache, groups, buffers }: Pick<Manifest, "model" | "cache" | "groups" | "buffers">,
   plan: MemoryPlan,

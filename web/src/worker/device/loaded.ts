@@ -2,15 +2,15 @@ import type { FunctionName, Program } from "../../artifact/manifest.js";
 import type { ProgramChoice } from "../../protocol/messages.js";
 import type { TimedBackend } from "../engine/profile.js";
 
-/** A device that runs a model, with what is told of it. */
+/** A device that runs a model, with figures about it. */
 export interface ModelBackend extends TimedBackend {
-  /** Kernels launched since the device was opened. */
+  /** The number of kernels launched since the device was opened. */
   readonly launches: number;
-  /** Kernels that the smallest size of a function launches. */
+  /** The number of kernels that the smallest size of a function launches. */
   launchesOf(name: FunctionName): number;
   /** Bytes of the cache. */
   readonly kvMemory: number;
-  /** What WebAssembly holds: bytes of its memory, and threads that compute. */
+  /** Bytes of WebAssembly's memory, and its number of computing threads. */
   readonly held?: { readonly bytes: number; readonly threads: number };
 }
 
@@ -19,8 +19,8 @@ export interface Loaded {
   readonly executor: ModelBackend;
   readonly program: Program;
   readonly choice: ProgramChoice;
-  /** What the device calls itself, for people. */
+  /** The device's own name, for messages. */
   readonly adapterName: string;
-  /** GPU buffers. */
+  /** The number of GPU buffers and their bytes. */
   readonly buffers: { readonly count: number; readonly bytes: number };
 }

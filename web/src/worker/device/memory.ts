@@ -3,12 +3,12 @@ import { DTYPE_BYTES, KV_BITS, KV_GROUPS, MAX_STEP } from "../../format/constant
 import { ArtifactError, DeviceError, RequestError } from "../../protocol/errors.js";
 import { Window } from "../cache/window.js";
 
-/** What the caller may fix about the cache. */
+/** The caller's limits for the cache. */
 export interface MemoryOptions {
   /** Bytes for the KV cache of all sequences; by default as much as AT_FIRST sequences need. */
   readonly kvMemory?: number | undefined;
   /**
-   * Whether a smaller cache is accepted where memory does not suffice; it is by default if `kvMemory` is not
+   * Whether a smaller cache is accepted if memory does not suffice; by default it is if `kvMemory` is not
    * given.
    */
   readonly orLess?: boolean | undefined;
@@ -17,15 +17,15 @@ export interface MemoryOptions {
 }
 
 export interface MemoryPlan {
-  /** Pages of each group. */
+  /** The number of pages of each group. */
   readonly pages: readonly number[];
   readonly contextLength: number;
   readonly kvBytes: number;
 }
 
 /**
- * Sequences of the default cache: a conversation with the whole context, and one more; a page rarely has
- * more.
+ * Sequences of the default cache: a conversation with the whole context, and one more, since a page rarely
+ * has more.
  */
 const AT_FIRST = 2;
 
@@ -58,20 +58,20 @@ export function storedAs({ dtype, shape }: BufferEntry, { kvDtype }: Program): S
   return { dtype: "uint32", shape: [...shape.slice(0, -1), words] };
 }
 
-/** Bytes of a buffer, given the runtime's choices. */
+/** Bytes of a buffer for the runtime's choices. */
 export function bufferBytes(entry: BufferEntry, program: Program, extents: Extents): number {
   const { dtype, shape } = storedAs(entry, program);
   const element = DTYPE_BYTES[dtype];
   return shape.reduce<number>((bytes, dim) => bytes * extentOf(dim, extents), element);
 }
 
-/** An extent, given the runtime's choices. */
+/** An extent as a number, for the runtime's choices. */
 export function extentOf(dim: Dim, { pages, contextLength }: Extents): number {
   if (typeof dim === "number") return dim;
   return dim === "context" ? contextLength : (pages[groupIn(dim)] ?? 0);
 }
 
-/** The group whose pages an extent stands for. */
+/** The group for whose pages an extent stands. */
 function groupIn(dim: `pages.${number}`): number {
   return Number(dim.slice("pages.".length));
 }
@@ -92,7 +92,7 @@ export interface CacheBuffer {
   readonly pageBytes: number;
 }
 
-/** Tokens of a conversation beside a long one: most stay below. */
+/** The assumed tokens of a conversation beside a long one; most conversations stay below. */
 const TYPICAL = 4096;
 
 /**
@@ -154,7 +154,7 @@ function poolsOf(manifest: Manifest, program: Program, maxBinding: number, conte
     const own = parts.filter((part) => part.group === group).map(({ pageBytes }) => pageBytes);
     const window = new Window(size, pageSize);
     const mostPages = window.mostColumns(MAX_STEP, context);
-    // As many pages of windows again as the slots need hold prefixes that nobody uses at the moment.
+    // As many pages of windows again as the slots need, for prefixes that no sequence uses at the moment.
     const whole = slots * Math.ceil(context / pageSize);
     const useful = size === null ? whole : Math.min(2 * slots * mostPages, whole);
     const limit = Math.min(useful, Math.floor(maxBinding / Math.max(...own)));
@@ -163,12 +163,12 @@ function poolsOf(manifest: Manifest, program: Program, maxBinding: number, conte
 }
 
 /**
- * Pages by group for `budget` bytes. A window must not shorten the context, so a first sequence comes first,
- * as long as the model or the budget allows, with its windows. Then groups should run out together: further
- * sequences get their windows and what TYPICAL tokens need in the group without, until all slots have it, and
- * as many again for prefixes that are kept. Whatever is left goes to the first group, which has no window, or
- * the widest. `most`: no more sequences than that, and nothing of what is left. The Python runtime does the
- * same (edge_runtime/artifact/budget.py).
+ * The pages of each group for `budget` bytes. A window must not shorten the context, so a first sequence gets
+ * its windows and as much of the rest as the model or the budget allows. Then groups should run out together:
+ * further sequences get their windows and the pages for TYPICAL tokens in the group without a window, until
+ * all slots have them, and as many again for prefixes that are kept. The rest goes to the first group, which
+ * has no window, or the widest. `most` limits the number of sequences, and then the rest is not used. The
+ * Python runtime does the same (edge_runtime/artifact/budget.py).
  */
 function sharePages(
   { cache }: Manifest,
@@ -195,7 +195,7 @@ function bytesOf(pools: readonly Pool[], pages: (pool: Pool, group: number) => n
   return pools.reduce((sum, pool, group) => sum + pool.pageBytes * pages(pool, group), 0);
 }
 
-/** The largest number up to `most` that fits, where each that is smaller does too; 0 where 1 does not. */
+/** The largest number up to `most` that fits, if all smaller ones fit too; 0 if 1 does not. */
 function largest(most: number, fits: (count: number) => boolean): number {
   let [low, high] = [0, most];
   while (low < high) {
@@ -207,8 +207,8 @@ function largest(most: number, fits: (count: number) => boolean): number {
 }
 
 /**
- * What `allocate` makes of a plan for as much of a cache as the caller asks for. Where the cache's size was left
- * open (or `orLess`), less is tried before giving up.
+ * The result of `allocate` for a plan with as much cache as the caller asks for. If the caller left the size
+ * open (or set `orLess`), smaller caches are tried before it gives up.
  */
 export async function whatFits<Made>(
   manifest: Manifest,
@@ -225,7 +225,7 @@ export async function whatFits<Made>(
       const plan = planMemory(manifest, program, maxBinding, { contextLength, kvMemory: budget });
       return await allocate(plan);
     } catch (error) {
-      // The first error names the missing memory; later ones complain of budgets that nobody gave.
+      // The first error names the missing memory; later errors name budgets that the caller did not set.
       first ??= error;
       const isLeast = !orLess || budget <= kvMemory / 32;
       if (!(error instanceof DeviceError) || isLeast) throw first;

@@ -4,7 +4,7 @@ import type { FunctionEntry, FunctionName, Manifest, Program } from "../../artif
 import type { LaunchRecord, PlanRecord } from "../../format/constants.js";
 import { ArtifactError } from "../../protocol/errors.js";
 
-/** One argument of a launch: a whole buffer, named within its space. */
+/** An argument of a launch: a whole buffer, by its name within its space. */
 export interface PlanArg {
   readonly space: "weight" | "buffer" | "workspace";
   readonly name: string;
@@ -21,18 +21,18 @@ export interface Plan {
   readonly launches: readonly Launch[];
 }
 
-/** The grid of a kernel that shares out its work itself. */
+/** The grid of a kernel that divides its work itself. */
 const ONE = [1, 1, 1] as const;
 
 const SPACES = ["weight", "buffer", "workspace"] as const;
 
-/** What the launches of a program can name. */
+/** The names that the launches of a program can use. */
 export interface PlanNames {
-  /** How many arguments each kernel takes. */
+  /** The number of arguments of each kernel. */
   readonly kernels: ReadonlyMap<string, number>;
   /** Whether launches have a grid. */
   readonly grids: boolean;
-  /** "space:name". */
+  /** The arguments as "space:name". */
   readonly args: ReadonlySet<string>;
 }
 
@@ -51,8 +51,8 @@ export function planNames({ target, weights, buffers }: Manifest, program: Progr
 }
 
 /**
- * The plan of one bucket of the function `name`; throws ArtifactError where it is not that, or launches what
- * there is not.
+ * Parses the plan of one bucket of the function `name`. Throws ArtifactError if the text is another plan, or
+ * launches an unknown kernel.
  */
 export function parsePlan(text: string, name: FunctionName, bucket: FunctionEntry, names: PlanNames): Plan {
   const root = parseJson<PlanRecord>(text, bucket.plan);

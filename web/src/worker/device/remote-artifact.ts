@@ -9,10 +9,10 @@ export interface Shader extends Pick<KernelEntry, "entry" | "access"> {
   readonly code: string;
 }
 
-/** By function, then by size, ascending. */
+/** The plans of each function by size, ascending. */
 export type Plans = Record<FunctionName, Map<number, Plan>>;
 
-/** An artifact's files, kept here or on their server, each checked by its SHA-256. */
+/** An artifact's files, stored here or on their server, each checked by its SHA-256. */
 export class RemoteArtifact {
   constructor(
     readonly base: URL,
@@ -26,7 +26,7 @@ export class RemoteArtifact {
   }
 }
 
-/** What a program is made of. */
+/** The kernels and plans of a program. */
 export class ProgramFiles {
   constructor(
     private readonly manifest: Manifest,

@@ -1,6 +1,6 @@
 /**
- * Row p: cos(p·f) for each frequency f, then sin(p·f), times `scale`; where f is 0 nothing is rotated, nor
- * scaled. The products and functions are taken in float64 and rounded once, so that every runtime has the
+ * Row p: cos(p·f) for each frequency f, then sin(p·f), times `scale`; a frequency of 0 neither rotates nor
+ * scales. The products and functions are computed in float64 and rounded once, so that every runtime has the
  * same table.
  */
 export function ropeTable(

@@ -2,17 +2,17 @@ import type { Program } from "../../artifact/manifest.js";
 import { KV_BITS } from "../../format/constants.js";
 import { RequestError } from "../../protocol/errors.js";
 
-/** What is asked of a program: its name, the bits of a value in its cache. */
+/** The wish for a program: its name, and the bits of a value in its cache. */
 export interface ProgramWish {
   readonly program?: string | undefined;
   readonly kvBits?: number | undefined;
 }
 
 /**
- * The programs that are what was asked for; where nothing was, those with the widest cache: floats before
- * codes. The same as in edge_runtime/artifact/reader.py.
+ * The programs that match the wish; without a wish, the programs with the widest cache: floats before codes.
+ * edge_runtime/artifact/reader.py does the same.
  *
- * @throws RequestError where there is none.
+ * @throws RequestError if no program matches.
  */
 export function wantedPrograms(
   programs: readonly Program[],

@@ -292,7 +292,7 @@ export class EngineCore {
   #shorten(before: number): void {
     const { contextLength } = this.#backend.shape;
     this.hooks.onWarning?.(
-      `The device was opened anew and has less room: from now on the context is ${contextLength} ` +
+      `The device was reopened and has less room: from now on the context is ${contextLength} ` +
         `tokens instead of ${before}. Close other tabs and load the model again for more.`,
     );
     for (const request of this.#scheduler.requests()) {

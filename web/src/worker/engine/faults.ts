@@ -17,14 +17,14 @@ export class NoRoom extends Error {
 export function deviceError(cause: unknown): DeviceError | NoRoom {
   if (cause instanceof DeviceError || cause instanceof NoRoom) return cause;
   const message = cause instanceof Error ? cause.message : String(cause);
-  const advice = "Ask again: the device is opened anew. Where it comes back, load the model again.";
+  const advice = "Ask again: the device is reopened. If this happens again, load the model again.";
   return new DeviceError(`A step failed on the device: ${message}. ${advice}`, { cause });
 }
 
 export function notFinite({ tokens, prompt }: Request): DeviceError {
   return new DeviceError(
     `The model's logits were not finite (NaN or infinite) after ${tokens.length - prompt.length} tokens of ` +
-      "the answer. Ask again. Where it comes back, the model's values are too large for this device's " +
+      "the answer. Ask again. If this happens again, the model's values are too large for this device's " +
       "kernels, or the artifact is damaged: download or build it again, or use another model.",
   );
 }
@@ -32,7 +32,7 @@ export function notFinite({ tokens, prompt }: Request): DeviceError {
 /** The error of a request that is too long for the reopened device. */
 export function tooLong({ tokens }: Request, contextLength: number, before: number): DeviceError {
   return new DeviceError(
-    `The device was opened anew and has less room: a context of ${contextLength} tokens instead ` +
+    `The device was reopened and has less room: a context of ${contextLength} tokens instead ` +
       `of ${before}. This request has ${tokens.length} tokens already. Shorten it, or close other tabs and ` +
       "load the model again.",
   );

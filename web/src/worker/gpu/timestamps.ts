@@ -10,8 +10,8 @@ const BYTES = 8;
 export function checkTimestamps(device: GPUDevice): void {
   if (!device.features.has(TIMESTAMPS))
     throw new DeviceError(
-      "This browser does not tell what a launch takes on this GPU (it lacks timestamp-query). Chrome does, " +
-        "from 121 on; or measure with `nearfar bench kernels`.",
+      "This browser cannot time launches on this GPU (it lacks timestamp-query). Chrome can, from 121 on; " +
+        "or measure with `nearfar bench kernels`.",
       { code: "device-unsuitable" },
     );
 }

@@ -20,7 +20,7 @@ export async function choose(artifacts: Artifacts, pinned: BackendName | undefin
   if (pinned !== undefined && !BACKENDS.includes(pinned))
     throw new RequestError(`backend is ${pinned}; there are ${BACKENDS.join(" and ")}.`, "backend");
   if (pinned !== undefined) {
-    if (artifacts.has(pinned)) return chosen(artifacts, pinned, "pinned", "it was asked for");
+    if (artifacts.has(pinned)) return chosen(artifacts, pinned, "pinned", "it was requested");
     throw new ArtifactError(
       `The artifact is built for ${names.join(", ")}, not ${pinned}. Build one with: nearfar build … ` +
         `--target ${pinned}`,
@@ -34,7 +34,7 @@ export async function choose(artifacts: Artifacts, pinned: BackendName | undefin
   const { deviceClass, name } = gpu as Awaited<ReturnType<typeof findGpu>>;
   if (deviceClass === "software")
     return {
-      ...chosen(artifacts, "wasm", "software", `the GPU is emulated in software (${name})`),
+      ...chosen(artifacts, "wasm", "software", `the GPU is a software GPU (${name})`),
       other: (error) => chosen(artifacts, "webgpu", "failed", error.message),
     };
   return {

@@ -1,8 +1,8 @@
 import type { LoadStep } from "../../protocol/messages.js";
 
-/** The share of weights in a first load; the rest is for kernels, which are compiled at the same time. */
+/** The share of the weights in a first load; the rest is for kernels, which are compiled at the same time. */
 const WEIGHTS = 0.8;
-/** The fraction of WEIGHTS for the steps after a byte has come: verification and upload to the device. */
+/** The part of WEIGHTS for what follows after a byte has come: verification and upload to the device. */
 const UPLOAD = 0.1;
 
 /** The fraction of a load that is done. */
@@ -13,8 +13,8 @@ export class LoadFraction {
   #isReady = false;
 
   /**
-   * Returns the fraction after this step; never less than before, 1 when the model is ready, undefined from
-   * then on.
+   * Returns the fraction after this message: never less than before, 1 when the model is ready, undefined
+   * from then on.
    */
   after(step: LoadStep): number | undefined {
     if (this.#isReady) return undefined;
@@ -23,7 +23,7 @@ export class LoadFraction {
         (1 - UPLOAD) * part(step.loaded, step.total) + UPLOAD * part(step.uploaded ?? 0, step.total);
     if (step.phase === "kernels") this.#kernels = part(step.compiled, step.total);
     this.#isReady = step.phase === "ready";
-    // The steps after the last byte and the last kernel take time too.
+    // The work after the last byte and the last kernel takes time too.
     const sum = 0.99 * (WEIGHTS * this.#weights + (1 - WEIGHTS) * this.#kernels);
     this.#told = this.#isReady ? 1 : Math.max(this.#told, sum);
     return this.#told;

@@ -1,4 +1,4 @@
-/** A model opened from its artifact: on a device, with what makes tokens of text. */
+/** Opens a model from its artifact: on a device, with tokenizer and chat template. */
 
 import { type Found, findArtifacts } from "../../artifact/artifacts.js";
 import { filesOf, type Manifest, type Program, type SealedManifest } from "../../artifact/manifest.js";
@@ -21,7 +21,7 @@ export interface ModelHooks {
   readonly signal: AbortSignal;
   /** The name of this load. */
   readonly load: string;
-  /** Whether the page of another load was left. */
+  /** Whether the user left the page of another load. */
   readonly hasLeft: (load: string) => Promise<boolean>;
   readonly onProgress: (step: LoadStep) => void;
   readonly onWarning: (message: string) => void;
@@ -32,13 +32,13 @@ export interface Model {
   readonly backend: BackendChoice;
   readonly loaded: Loaded;
   readonly codec: TextCodec;
-  /** Loads the executor that runs once more. */
+  /** Loads the running program's executor again. */
   readonly again: (loaded: Loaded) => Promise<Loaded>;
-  /** Waits until what can be kept of the artifact is. */
+  /** Waits until the files of the artifact are stored. */
   readonly settle: () => Promise<void>;
 }
 
-/** Opens the artifact in the folder `url`, on the backend that suits it best and can be had. */
+/** Opens the artifact in the folder `url`, on the best backend that is available. */
 export async function openModel(url: URL, settings: LoadSettings, hooks: ModelHooks): Promise<Model> {
   const { signal, onProgress, host } = hooks;
   onProgress({ phase: "manifest" });
@@ -83,7 +83,8 @@ async function openOn({ choice, found }: Chosen, settings: LoadSettings, hooks: 
     onShards: (progress: ShardProgress) => onProgress({ phase: "weights", ...progress }),
   } satisfies LoadOptions & { readonly host: Host };
   const loaded = await open(base, manifest, options);
-  // The same program with as large a cache: requests go on there. Less is taken of what was left open.
+  // Loads the same program with a cache of the same size, so that requests can continue. A smaller cache is
+  // accepted if the caller left its size open.
   const again = ({ program, executor }: Loaded): Promise<Loaded> =>
     open(base, manifest, {
       ...options,
@@ -92,7 +93,7 @@ async function openOn({ choice, found }: Chosen, settings: LoadSettings, hooks: 
       kvMemory: executor.kvMemory,
       orLess: settings.kvMemory === undefined,
     });
-  // Where the storage is full, the weights have said so.
+  // If the storage is full, the weights' load has already warned.
   const settle = async (): Promise<void> => cache?.settle().catch(() => undefined);
   try {
     return { manifest, backend: choice, loaded, codec: await codec, again, settle };
@@ -111,8 +112,8 @@ function openCache(
   const files = { url: base, name, manifest: text, files: filesOf(manifest), large };
   return openOpfsCache(files, (lacking) =>
     onWarning(
-      `The browser's storage has ${lacking} bytes too few to keep the model: it runs all the same, and ` +
-        "the next visit downloads it again.",
+      `The browser's storage has ${lacking} bytes too few for the model: the model runs, ` +
+        "but the next visit downloads it again.",
     ),
   );
 }

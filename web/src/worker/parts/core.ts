@@ -1,7 +1,7 @@
 /**
- * The modules that a worker has whatever it loads later. Each part imports this file, so that the bundler makes
- * one chunk of all of them: without it each set of modules that the same parts import is a chunk of its own, a
- * dozen small ones here.
+ * Modules that a worker has in any case. Each part imports this file, so that the bundler makes one chunk of
+ * them; otherwise each set of modules that the same parts import would be a chunk of its own, a dozen small
+ * ones here.
  */
 
 export * from "../../grammar/in-thread.js";

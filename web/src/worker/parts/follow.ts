@@ -1,7 +1,7 @@
 import { followWith } from "../../grammar/follow.js";
 import { later } from "../../protocol/errors.js";
-// Not in the worker's entry, whose declarations would name all of it.
+// This import is not in the worker's entry, whose declarations would then name all of it.
 import "./core.js";
 
-/** Follows grammars; its code is loaded by the first word. */
+/** Follows grammars; the code for that is loaded by the first message. */
 export const follow = followWith(() => later(() => import("./grammar.js"), "its code"));

@@ -1,4 +1,4 @@
-/** One model's chats: what becomes of them as prompts, and how their answers are taken apart. */
+/** One model's chats: converts them to prompts, and reads their answers. */
 
 import type { AnswerFormatRecord } from "../../format/constants.js";
 import { RequestError } from "../../protocol/errors.js";
@@ -15,7 +15,7 @@ export type Chat = Extract<Prompt, { kind: "chat" }>;
 /** A chat as the model's prompt. */
 export interface ChatPrompt {
   readonly tokens: number[];
-  /** It has begun a section of reasoning. */
+  /** Whether the prompt has begun a section of reasoning. */
   readonly reasoningOpen: boolean;
   /** The end of its text. */
   readonly end: string;
@@ -42,7 +42,7 @@ export class Chats {
     return this.marksText || prompt.calling !== undefined || prompt.messages.some(isOfTools);
   }
 
-  /** Whether answers have marks even where nothing can be called. */
+  /** Whether answers have marks even without tools. */
   get marksText(): boolean {
     const { reasoning, text, dropped = [] } = this.record ?? {};
     return !!reasoning || !!text || dropped.length > 0;
@@ -53,7 +53,7 @@ export class Chats {
     this.#form ??= this.record && this.#answers.readAnswerFormat(this.record, "manifest.json.answers");
   }
 
-  /** Whether the model may be offered tools. */
+  /** Whether the model can call tools. */
   get canCall(): boolean {
     return !!this.record?.calls && this.codec.templateFor(true) !== null;
   }
@@ -83,7 +83,9 @@ export class Chats {
     };
   }
 
-  /** What an answer must match, reasoning and calls included; `wanted`: of the text for the user. */
+  /**
+   * The grammar of an answer, with its reasoning and calls; `wanted` is the grammar of the text for the user.
+   */
   async grammar(
     { calling }: Chat,
     wanted: Grammar | null,
@@ -101,12 +103,15 @@ export class Chats {
     return grammar && calling ? { ...grammar, param: "tools" } : grammar;
   }
 
-  /** Takes one answer apart; null: it is all text. `wanted`: the format of the text for the user. */
+  /**
+   * A reader that takes one answer apart; null if the answer is all text. `wanted` is the grammar of the text
+   * for the user.
+   */
   reader({ calling }: Chat, wanted: Grammar | null, { reasoningOpen }: ChatPrompt): PieceReader | null {
     if (!this.#form || !this.#answers || !(calling || this.marksText)) return null;
     const { AnswerReader, PieceReader } = this.#answers;
     const callsOnly = calling?.required ?? false;
-    // A format that is wanted may look like a call.
+    // Text in a wanted format may look like a call.
     const loose = !wanted && !callsOnly;
     const options = { tools: calling?.tools ?? [], reasoningOpen, callsOnly, loose };
     return new PieceReader(new AnswerReader(this.#form, options));

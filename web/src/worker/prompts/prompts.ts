@@ -8,7 +8,7 @@ import type { Parts } from "../loading/parts.js";
 import type { TextCodec, TextStream } from "../text/types.js";
 import { Chats, END } from "./chats.js";
 
-/** A prompt, and what its answers are read with. */
+/** A prompt, and what is needed to read its answers. */
 export interface Asked {
   readonly tokens: number[];
   readonly stream: () => TextStream;
@@ -16,9 +16,9 @@ export interface Asked {
   /** The end of the prompt's text, and whether the answer begins with reasoning. */
   readonly end: string;
   readonly opened: boolean;
-  /** What comes before each answer. */
+  /** The text before each answer. */
   readonly echo: string | null;
-  /** What an answer must match, where its text must match `wanted`. */
+  /** The grammar of an answer whose text must match `wanted`. */
   readonly grammar: ((wanted: Grammar | null) => Promise<Grammar | null>) | null;
 }
 
@@ -34,11 +34,11 @@ export class Prompts {
     this.chats = new Chats(codec, manifest.answers, parts);
   }
 
-  /** `stop`: the strings that end an answer; `format`: what its text is to match. */
+  /** `stop` are the strings that end an answer; `format` is the grammar of its text. */
   asked(prompt: Prompt, stop: readonly string[], format: Grammar | null = null): Asked {
     if (prompt.kind === "chat") {
       const chat = this.chats.encode(prompt);
-      // A chat's answer begins a new text, unless it is the rest of one.
+      // A chat's answer begins a new text, unless it continues the last message.
       const context = prompt.continueLast ? chat.tokens : [];
       return {
         tokens: chat.tokens,

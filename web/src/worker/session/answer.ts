@@ -17,7 +17,7 @@ export class Answer {
     private readonly onEnd: (stats: RequestStats | null) => void,
   ) {}
 
-  /** The request is valid. */
+  /** Tells that the request is valid. */
   begin(): void {
     this.tell({ event: "accepted" });
     const { echo } = this.asked;
@@ -25,7 +25,7 @@ export class Answer {
       this.tell({ event: "delta", index, text: echo, score: null });
   }
 
-  /** The whole answer, where only the prompt is wanted. */
+  /** Tells the whole answer of a request for the prompt alone. */
   echoed(): void {
     this.begin();
     for (let index = 0; index < this.n; index++)

@@ -6,8 +6,7 @@ import type { Request } from "../engine/request.js";
 import type { SamplingParams } from "../engine/sampling.js";
 
 /**
- * The embeddings of texts, as the model makes them. Either all texts can be had, or none is begun; `requests`
- * gets what is begun.
+ * The embeddings of texts. Either all texts are valid, or none is begun; `requests` receives the requests.
  */
 export async function embedAll(
   core: EngineCore,
@@ -40,7 +39,7 @@ export async function embedAll(
   );
 }
 
-/** For a request that the model is not for. */
+/** The error for a request whose task the model does not have. */
 export function wrongTask({ name, task }: ModelInfo): RequestError {
   return new RequestError(
     task === "embed"

@@ -1,4 +1,4 @@
-/** Answers that match a grammar: the engine's side of the line to the worker that follows grammars. */
+/** The engine's side of the connection to the worker that follows grammars. */
 
 import { inThread } from "../../grammar/in-thread.js";
 import type { FromGrammars, GrammarPort, ToGrammars } from "../../grammar/words.js";
@@ -9,18 +9,18 @@ import type { StartGrammars } from "../host.js";
 
 /** Milliseconds that a worker may take to load its code and read the vocabulary: a dead one sends nothing. */
 const START_LIMIT_MS = 120_000;
-/** How long a grammar may take to compile, or a token to be followed. */
+/** Milliseconds that a grammar may take to compile, or a token to be followed. */
 const LIMIT_MS = 10_000;
 /**
- * Milliseconds that either may continue when its answer is not wanted any more. Most are done by then, and
- * another worker would have to load the library and compile the grammars of all other answers again.
+ * Milliseconds that either may continue after its answer is no longer wanted. Most have finished by then, and
+ * a new worker would have to load the library and compile the grammars of all other answers again.
  */
 const LEFT_MS = 200;
 
 /** The facts about a model that the worker needs. */
 export interface Vocabulary {
   readonly size: number;
-  /** Null for a token that no text has. */
+  /** Returns null for a token that no text has. */
   readonly bytesOf: (token: number) => Uint8Array | null;
   readonly ends: readonly number[];
 }
@@ -61,13 +61,13 @@ export class Grammars {
     signal: AbortSignal,
     ignoreEos: boolean,
   ): Promise<Constraint[]> {
-    // The first compiles it, or is refused.
+    // The first answer compiles the grammar, or is rejected.
     const first = await this.follow(grammar, signal, ignoreEos);
     const others = Array.from({ length: count - 1 }, () => this.follow(grammar, signal, ignoreEos));
     return [first, ...(await Promise.all(others))];
   }
 
-  /** What may follow the tokens of a way; null: nothing. */
+  /** The tokens that may follow the tokens of a way; null if none may. */
   next(way: Way): Promise<Uint32Array<ArrayBuffer> | null> {
     const next = this.#turn.then(() => this.#next(way));
     this.#turn = next.catch(() => undefined);
@@ -109,7 +109,7 @@ export class Grammars {
     }
   }
 
-  /** The next message for a way is not awaited any more. */
+  /** Records that the next message for a way is no longer awaited. */
   left(way: Way): void {
     if (this.#asked?.way === way) this.#asked.line.hurry(LEFT_MS);
   }
@@ -132,7 +132,7 @@ export class Grammars {
       if (answer.type === "ready") return line;
       throw failed(answer, param);
     } catch (error) {
-      // The next request begins anew.
+      // The next request starts a new worker.
       this.#line = null;
       line?.end();
       throw error;
@@ -185,10 +185,10 @@ class Way implements Constraint {
   }
 }
 
-/** The line to one worker. */
+/** The connection to one worker. */
 class Line {
   #answer: (word: FromGrammars) => void = () => undefined;
-  /** Gives the question under way `ms` more milliseconds. */
+  /** Gives the question in progress `ms` more milliseconds. */
   #late: (ms: number) => void = () => undefined;
 
   constructor(private readonly port: GrammarPort) {
@@ -199,7 +199,7 @@ class Line {
     this.port.post(word);
   }
 
-  /** The worker's answer; "late" where it takes longer than `limitMs`. */
+  /** Asks the worker and returns its answer; "late" if it takes longer than `limitMs`. */
   ask(word: ToGrammars, limitMs?: number): Promise<FromGrammars | { readonly type: "late" }> {
     return new Promise((resolve) => {
       let timer: ReturnType<typeof setTimeout> | undefined;
@@ -216,7 +216,7 @@ class Line {
     });
   }
 
-  /** The question under way is late after `ms`, if it is not answered. */
+  /** Makes the question in progress late after `ms`, unless it is answered. */
   hurry(ms: number): void {
     this.#late(ms);
   }

@@ -7,12 +7,12 @@ import { LoadFraction } from "../loading/fraction.js";
 import type { Parts } from "../loading/parts.js";
 import { Session } from "./session.js";
 
-/** The worker's side of the line: loads one model and answers until it is disposed. */
+/** The worker's side of the connection: loads one model and answers until it is disposed of. */
 
-/** A message for each chunk of a download would keep the page busy. */
+/** Progress is throttled, because a message for each chunk of a download would keep the page busy. */
 const PROGRESS_INTERVAL_MS = 50;
 
-/** Answers what comes over `scope`. */
+/** Answers the messages that come over `scope`. */
 export function serve(scope: WorkerScope, host: Host, parts: Parts): void {
   const server = new Server(scope, host, parts);
   scope.addEventListener("message", ({ data }) => server.handle(data));
@@ -25,7 +25,7 @@ class Server {
   #loaded: Promise<void> = Promise.resolve();
   #lastProgress = 0;
   readonly #fraction = new LoadFraction();
-  /** By load: who waits for the page's word on it. */
+  /** The callers that wait for the page's answer about a load, by load. */
   readonly #askers = new Map<string, (left: boolean) => void>();
 
   constructor(
@@ -90,7 +90,7 @@ class Server {
     }
   }
 
-  /** The page knows: workers have no localStorage. */
+  /** Asks the page, because workers have no localStorage. */
   #hasLeft(load: string): Promise<boolean> {
     return new Promise((resolve) => {
       this.#askers.set(load, resolve);
@@ -147,7 +147,7 @@ class Server {
   }
 }
 
-/** Not yet, or not any more. */
+/** The error of a message before the load, or after `dispose`. */
 function notLoaded(): DeviceError {
   return new DeviceError("The model is not loaded.", { code: "disposed" });
 }

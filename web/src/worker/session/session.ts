@@ -35,9 +35,9 @@ export interface SessionHooks extends ModelHooks {
 
 /** A pending request of the page. */
 interface Asked {
-  /** One for each answer, once they have begun. */
+  /** One request for each answer, once the answers have begun. */
   readonly requests: Request[];
-  /** Aborts the work before they begin. */
+  /** Aborts the work before the answers begin. */
   readonly left: AbortController;
 }
 
@@ -153,7 +153,8 @@ export class Session {
       const { model, sampling } = this.model.manifest;
       const params = parseSampling(options, logprobs, model.vocabSize, sampling);
       const { requests, left } = this.#ask(id);
-      // What needs nothing more goes in the same turn: requests sent together meet in the first step.
+      // A request that needs nothing more goes on in the same turn, so that requests which are sent together
+      // meet in the first step.
       if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
       const asked = this.#prompts.asked(request.prompt, params.stop, grammar ?? null);
       const { tokens: prompt } = asked;
@@ -225,7 +226,7 @@ export class Session {
     this.#loaded.executor.dispose();
   }
 
-  /** Frees a failed device, before its memory is taken again. */
+  /** Frees a failed device first, so that its memory can be used again. */
   async #reopen(): Promise<ModelBackend> {
     const { executor, choice } = this.#loaded;
     const { onProgress } = this.hooks;
@@ -239,7 +240,8 @@ export class Session {
   }
 
   /**
-   * What each launch of a step costs. Refused while the engine answers; what its cache holds is forgotten.
+   * Measures what each launch of a step costs. Rejects while the engine answers; the contents of its cache
+   * are lost.
    */
   async profile(options: ProfileOptions): Promise<StepProfile> {
     const measured = await this.#core.alone(
@@ -249,7 +251,7 @@ export class Session {
     return { program: this.#loaded.program.name, ...measured };
   }
 
-  /** How many tokens a prompt has. */
+  /** Counts the tokens of a prompt. */
   async count(prompt: Prompt): Promise<number> {
     if (this.#prompts.chats.lacks(prompt)) await this.#prompts.chats.load();
     return this.#prompts.asked(prompt, []).tokens.length;

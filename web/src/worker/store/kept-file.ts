@@ -17,20 +17,20 @@ export interface KeptOptions extends Pick<DownloadOptions, "fetch" | "signal"> {
 /** A verified file from the network. */
 export interface Downloaded {
   readonly bytes: Uint8Array<ArrayBuffer>;
-  /** Where its bytes lie already. */
+  /** The file in which the bytes are stored already. */
   readonly begun?: BegunFile | null;
 }
 
 export interface Hooks {
-  /** The copy is not what it should be, and has been deleted. */
+  /** Called if the copy was wrong; it has been deleted. */
   readonly onCorrupt?: () => void;
-  /** The cache cannot be read or written; the file comes from its server all the same. */
+  /** Called if the cache cannot be read or written; the file then comes from its server. */
   readonly onFailure?: (error: unknown) => void;
 }
 
 /**
- * A verified file: its copy in `cache`, else what `download` gets, which is kept. Where several tabs want a
- * file, one downloads it and the others wait for its copy.
+ * Returns a verified file: the copy in `cache`, or the download, which is then stored. If several tabs want
+ * the same file, one downloads it and the others wait for its copy.
  */
 export async function keptOr(
   wanted: Wanted,
@@ -71,13 +71,13 @@ async function keep(
     await cache?.put(sha256, bytes, begun);
   } catch (error) {
     onFailure?.(error);
-    // Another tab could not open it while it is open here.
+    // Another tab cannot open the file while it is open here.
     await begun?.close();
   }
   return bytes;
 }
 
-/** A small file of the artifact at `base`, in this way. */
+/** Returns a small file of the artifact at `base`, from the cache or the network. */
 export async function keptBytes(
   base: URL,
   wanted: Wanted,

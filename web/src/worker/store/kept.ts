@@ -2,18 +2,19 @@ import { locks, namesIn, read, remove, store } from "../../storage/files.js";
 import { sha256Hex } from "../../storage/http.js";
 
 /**
- * What trials of programs found out, kept for the next time: an artifact and an adapter have a file each.
+ * The results of trials of programs, kept for later loads; each pair of an artifact and an adapter has a
+ * file.
  *
- * A program is noted before it is tried. Whoever finds the note and nobody trying knows that the tab, or the
- * browser, went down with it, so that program is never tried again. One tab tries at a time, and holds a lock
- * for as long as it lives: a live tab's note is no death.
+ * A program is noted before it is tried. If a note exists while no tab is trying, the program took the tab or
+ * the browser down, and is never tried again. One tab tries at a time and holds a lock as long as it lives,
+ * so a live tab's note is not taken for a crash.
  */
 
 const FOLDER = "nearfar-variants";
 
 /** The file of the notes. */
 export interface NoteFile {
-  /** Null where there is none. */
+  /** The text of the notes; null if there is none. */
   read(): Promise<string | null>;
   write(text: string): Promise<void>;
 }
@@ -21,22 +22,22 @@ export interface NoteFile {
 interface Notes {
   /** Programs that lost the device. */
   readonly lost: readonly string[];
-  /** What a trial has chosen, by its finalists. */
+  /** The program that a trial has chosen, by its finalists. */
   readonly chosen: Readonly<Record<string, string>>;
-  /** The program under way, and the load that tries it. */
+  /** The program that is being tried, and the load that tries it. */
   readonly trying: { readonly program: string; readonly load: string } | null;
 }
 
 const NONE: Notes = { lost: [], chosen: {}, trying: null };
 
 export interface KeptOptions {
-  /** Whether another tab tries programs now. */
+  /** Whether another tab is trying programs now. */
   readonly busy: boolean;
-  /** The name of this load, by which a page can say later that it left of its own accord. */
+  /** The name of this load, by which a page can note later that it was left on purpose. */
   readonly load: string;
   /**
-   * Whether the page of that load was closed or left, with nothing amiss. Asked once its lock is free: while
-   * it lives it may still be left, or come back.
+   * Whether the page of that load was closed or left without a fault. It is asked once the load's lock is
+   * free, because a live page may still be left, or come back.
    */
   readonly hasLeft: (load: string) => Promise<boolean>;
 }
@@ -70,7 +71,7 @@ export class Kept {
     return this.options.busy;
   }
 
-  /** What a trial of these programs has chosen; null where there was none. */
+  /** The program that a trial of these programs has chosen; null if there was no trial. */
   chosen(names: readonly string[]): string | null {
     const found = this.#notes.chosen[names.join(" ")];
     return found !== undefined && names.includes(found) ? found : null;
@@ -89,21 +90,21 @@ export class Kept {
 
   /** Notes that a trial ended without a result and without a fault. */
   async stop(): Promise<void> {
-    // Another load's note must stay.
+    // The note of another load must stay.
     if (this.#notes.trying?.load === this.options.load) await this.#write({ trying: null });
   }
 
-  /** Notes what came of a trial. */
+  /** Notes the result of a trial. */
   async keep(names: readonly string[], chosen: string): Promise<void> {
     await this.#write({ chosen: { ...this.#notes.chosen, [names.join(" ")]: chosen }, trying: null });
   }
 
-  /** Lets other tabs try. */
+  /** Releases the lock, so that other tabs can try. */
   close(): void {
     this.release();
   }
 
-  /** Writes the notes. Where the storage is full or forbidden, they last for this load. */
+  /** Writes the notes. If the storage is full or forbidden, they last for this load only. */
   async #write(changed: Partial<Notes>): Promise<void> {
     this.#notes = { ...this.#notes, ...changed };
     await this.file.write(JSON.stringify(this.#notes)).catch(() => undefined);
@@ -124,8 +125,8 @@ function parseNotes(text: string | null): Notes {
 }
 
 /**
- * The notes on an artifact (by the digest of its manifest, which covers all kernels) and an adapter. Where
- * the browser keeps nothing (private windows), they hold for this load.
+ * Opens the notes on an artifact (by the digest of its manifest, which covers all kernels) and an adapter. If
+ * the browser stores nothing (private windows), they last for this load only.
  */
 export async function openKept(
   digest: string,
@@ -134,12 +135,12 @@ export async function openKept(
 ): Promise<Kept> {
   const name = await sha256Hex(new TextEncoder().encode(JSON.stringify([digest, adapter])));
   const directory = await openFolder();
-  // Without locks nobody could tell a live tab's note from a dead one's.
+  // Without locks, a live tab's note could not be told from a dead tab's.
   if (!directory || !locks) return Kept.open(NOWHERE, { ...options, busy: false });
   const release = await lockAlone(`${FOLDER} ${name}`, locks).catch(() => undefined);
   if (release === undefined) return Kept.open(NOWHERE, { ...options, busy: false });
   if (release !== null)
-    // Half written by a tab that was closed meanwhile.
+    // The file was left half written by a tab that was closed.
     for (const other of await namesIn(directory).catch(() => []))
       if (other.startsWith(`${name}.`)) await remove(directory, other).catch(() => undefined);
   const busy = release === null;

@@ -4,12 +4,13 @@ import { ArtifactError } from "../../protocol/errors.js";
 import { sha256Hex } from "../../storage/http.js";
 import { type KeptOptions, keptBytes, type Wanted } from "./kept-file.js";
 
-/** Reads a file of an artifact; what it gives is verified. */
+/** Reads a file of an artifact and verifies it. */
 export type ReadFile = (wanted: Wanted) => Promise<Uint8Array<ArrayBuffer>>;
 
 /**
- * Reads the files of a program, or, for null, of the tokenizer: from their bundle file, which is requested at
- * once, or one by one where there is none (older artifacts), or where the browser cannot unpack it.
+ * Opens the files of a program, or, for null, of the tokenizer. They come from their bundle file, which is
+ * requested at once. They come one by one if there is none (older artifacts) or the browser cannot decompress
+ * it.
  */
 export async function openFiles(
   base: URL,
@@ -30,7 +31,10 @@ export async function openFiles(
   };
 }
 
-/** zlib's format over a line of JSON, [[file, bytes], …], and the files' bytes, one after another. */
+/**
+ * Unpacks a bundle file: zlib's format of a line of JSON, [[file, bytes], …], with the files' bytes behind
+ * it.
+ */
 async function unpack(
   { file }: PackEntry,
   pack: Uint8Array<ArrayBuffer>,

@@ -34,7 +34,8 @@ export async function* streamShards(
   const { signal, stop } = linkedAbort(options.signal);
   const start = (shard: FileEntry | undefined): Promise<Uint8Array<ArrayBuffer>> | undefined => {
     const loading = shard && store.load(shard, signal);
-    // It may fail while the caller still uses the one before: then it is not unhandled, only not awaited yet.
+    // The load of the next shard may fail while the caller still uses the one before; its rejection is
+    // handled when it is awaited.
     loading?.catch(() => undefined);
     return loading;
   };
@@ -47,12 +48,12 @@ export async function* streamShards(
       store.used(bytes.length);
     }
   } finally {
-    // The caller may leave early, with a download still under way.
+    // The caller may stop early, while a download is in progress.
     stop();
   }
 }
 
-/** Broken connections after which the download fails. */
+/** The number of broken connections after which the download fails. */
 const TRIES = 8;
 
 class ShardStore {
@@ -88,15 +89,15 @@ class ShardStore {
     return bytes;
   }
 
-  /** Counts bytes that the caller has finished with. */
+  /** Counts bytes that the caller has finished using. */
   used(bytes: number): void {
     this.#uploaded += bytes;
     this.#tell();
   }
 
   /**
-   * Downloads with several tries: a connection may break, and the part that came is kept; a server that sends
-   * wrong bytes twice has a wrong file.
+   * Downloads a shard with several tries. If a connection breaks, the received part is kept; a server that
+   * sends wrong bytes twice has a wrong file.
    */
   async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Downloaded> {
     const begun = (await this.#cache?.begun?.(shard.sha256).catch(() => null)) ?? null;
@@ -122,7 +123,8 @@ class ShardStore {
       const options: DownloadOptions = {
         fetch,
         signal,
-        // Storing shards twice, here and in the HTTP cache, would halve what the origin's quota holds.
+        // The HTTP cache is not used, because storing shards twice would halve what fits in the origin's
+        // quota.
         cache: attempt > 0 ? "reload" : this.#cache ? "no-store" : "default",
         onStart: (received) => kept?.goOnFrom(received),
         onBytes: (received, bytes) => {
@@ -143,8 +145,8 @@ class ShardStore {
         problem = result.problem;
         code = result.code;
         if (!result.retry) break;
-        // A try that brought nothing new counts as a wrong one. Then the whole file is requested: older
-        // browsers first ask whether a range is allowed, which not every server answers.
+        // A try that brought no new bytes counts as a wrong one. Then the whole file is requested, because
+        // older browsers first ask whether a range is allowed, which not every server answers.
         if ((result.part?.received ?? 0) <= (begun?.received ?? 0)) wrong += 1;
         begun = result.part?.received ? result.part : undefined;
       }

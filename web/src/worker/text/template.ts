@@ -41,9 +41,13 @@ export class ChatTemplate {
       return render(this.#template, new Map<string, Value>(given.map(([name, one]) => [name, fromJs(one)])));
     } catch (error) {
       // A template rejects a conversation on purpose, for instance two user turns in a row; its own words say why.
-      throw new RequestError(`the model's chat template refused the messages: ${reason(error)}`, "messages", {
-        cause: error,
-      });
+      throw new RequestError(
+        `the model's chat template rejected the messages: ${reason(error)}`,
+        "messages",
+        {
+          cause: error,
+        },
+      );
     }
   }
 }

@@ -199,5 +199,5 @@ export class WasmExecutor implements ModelBackend {
 }
 
 const AGAIN =
-  "Ask again: the model is loaded anew, into a fresh instance. Where it comes back, the artifact is " +
+  "Ask again: the model is loaded again, into a fresh instance. If this happens again, the artifact is " +
   "damaged: download or build it again.";

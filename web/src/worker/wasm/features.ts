@@ -49,7 +49,7 @@ export function ableProgram(
   const onlyThreads = named.some((program) => lacks(program).every((name) => name === ATOMICS));
   const advice = onlyThreads ? ISOLATE : "Use a newer browser: Chrome 91+, Firefox 114+ or Safari 16.4+.";
   throw new DeviceError(
-    `WebAssembly cannot run the model here, for want of ${reasons.join("; ")}. ${advice}`,
+    `WebAssembly cannot run the model here, because it lacks ${reasons.join("; ")}. ${advice}`,
     { code: "device-unsuitable" },
   );
 }

@@ -55,7 +55,7 @@ export function kernelsOf(
   const found = new Uint32Array(buffer, at, names.length + 1);
   if (found[names.length] !== 0 || found.subarray(0, -1).includes(0))
     throw new ArtifactError(
-      `The module of the program ${name} has not the ${names.length} kernels that manifest.json lists. ` +
+      `The module of the program ${name} does not have the ${names.length} kernels that manifest.json lists. ` +
         "Build the artifact again.",
     );
   return new Map(names.map((kernel, i) => [kernel, found[i] ?? 0]));

@@ -104,7 +104,7 @@ function threadsWanted(asked: number | undefined, { spawn, hardwareThreads }: Ho
 function whyOne({ spawn }: Host, program: Program): string {
   if (typeof SharedArrayBuffer !== "function") return `memory cannot be shared here. ${ISOLATE}`;
   if (!spawn) return "there are no workers here, as in a service worker.";
-  return `the program ${program.name} is for one.`;
+  return `the program ${program.name} is for one thread.`;
 }
 
 function nameOf(threads: number): string {

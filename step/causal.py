@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from nearfar.step.kinds import DOES
+from nearfar.step.kinds import DOES, torch_refuses
 
 _FILE = "models/auto/modeling_auto.py"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
@@ -39,6 +39,22 @@ def not_causal(config: Mapping[str, Any]) -> str | None:
     return (
         f"model_type is {kind!r}, which transformers does not know as a model that writes text token by "
         f"token. {DOES}. If it does write text, a newer transformers may know it: pip install -U transformers"
+    )
+
+
+def others_for(config: Mapping[str, Any]) -> str:
+    """A sentence about what else may run a model that nearfar does not build."""
+    front = "nearfar serve URL goes in front of a server that does"
+    if why := torch_refuses(config):
+        return f"nearfar serve does not answer with it either, for {why}: {front}"
+    if not_causal(config) is not None:
+        return (
+            "nearfar serve does not answer with it either, for the installed transformers knows no such "
+            f"model that writes text: {front}"
+        )
+    return (
+        "nearfar serve tries it through transformers, without a build (it needs PyTorch: pip install "
+        "'nearfar[server]')"
     )
 
 

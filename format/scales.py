@@ -1,0 +1,81 @@
+"""How the scales of a quantized matrix are stored, and how many bytes a quantized matrix takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HALF = 16
+"""Bits of a float16."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How the groups of a matrix store their scales. A weight is scale · code + offset.
+
+    `bits`: bits of a group's scale; 16: a float16, fewer: an integer, which the float16 of its superblock
+    multiplies. `offsets`: whether a group stores an offset of as many bits (with integers: the weight is
+    scale · code − offset, and a superblock has a second float16). Without offsets a weight is scale · (code −
+    2^(bits of a code − 1)), and an integer scale is signed: 2^(bits − 1) is subtracted from what is stored.
+    `superblock`: the number of inputs that share float16 factors; 0: scales have one level.
+    """
+
+    bits: int = HALF
+    offsets: bool = True
+    superblock: int = 0
+
+    @property
+    def values(self) -> int:
+        """The number of values that a group stores: a scale, or a scale and an offset."""
+        return 1 + self.offsets
+
+    @property
+    def label(self) -> str:
+        """The suffix of a scheme's name in kernels' names: nothing for float16 pairs, `s` for scales alone,
+        such as `k6` for integers without offsets, and `k6o` for integers with offsets.
+        """
+        if not self.superblock:
+            return "" if self.offsets else "s"
+        return f"k{self.bits}" + "o" * self.offsets
+
+    @property
+    def words(self) -> str:
+        """The way of storing scales in words, for messages."""
+        if not self.superblock:
+            return "float16 scales and offsets" if self.offsets else "float16 scales"
+        what = "scales and offsets" if self.offsets else "scales"
+        return f"{what} of {self.bits} bits in superblocks of {self.superblock}"
+
+    def zero(self, bits: int) -> int:
+        """The code of the weight 0 where groups store no offset, for codes of `bits` bits; 0 with offsets."""
+        return 0 if self.offsets else 1 << (bits - 1)
+
+    def fits(self, k: int) -> bool:
+        """Whether rows of k inputs are whole superblocks."""
+        return not self.superblock or k % self.superblock == 0
+
+    def bytes(self, n: int, k: int, group: int) -> int:
+        """Bytes of the scales and offsets of a matrix [n, k] in groups of `group` inputs."""
+        bits = k // group * self.values * self.bits
+        if self.superblock:
+            bits += k // self.superblock * self.values * HALF
+        return n * bits // 8
+
+
+PAIRS = Scales()
+"""A float16 scale and a float16 offset for each group: the layout of MLX."""
+SYMMETRIC = Scales(offsets=False)
+"""A float16 scale for each group: Q4_0, Q5_0, Q8_0, symmetric GPTQ and compressed-tensors."""
+OF_GGUF = {
+    "Q2_K": Scales(4, True, 256), "Q3_K": Scales(6, False, 256), "Q4_K": Scales(6, True, 256),
+    "Q5_K": Scales(6, True, 256), "Q6_K": Scales(8, False, 256),
+}  # fmt: skip
+"""Two levels, by the names of GGUF's types."""
+ALL = (PAIRS, SYMMETRIC, *dict.fromkeys(OF_GGUF.values()))
+"""All ways of storing scales."""
+
+
+def matrix_bytes(n: int, k: int, bits: int, group: int, scales: Scales = PAIRS) -> int:
+    """Bytes of a matrix [n, k] of codes, with its scales; `group` 0: of values of `bits` bits without
+    scales.
+    """
+    return n * k * bits // 8 + (scales.bytes(n, k, group) if group else 0)

@@ -1,0 +1,247 @@
+"""The table of request fields (docs/server-fields.md) says what the server does with each field."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from nearfar.fallback_server.engines.base import EngineRequest, Prepared
+from nearfar.fallback_server.http.app import create_app
+from nearfar.fallback_server.http.ignoring import HEADER
+from scripts.server_fields import PAGE, PATHS, FieldClass, Row, filled, rows
+from tests.unit.test_server_requests import MODEL, EchoEngine
+
+HELLO = [{"role": "user", "content": "Hello"}]
+SCHEMA = {"type": "object", "properties": {}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+ODD = [[{}]]
+"""A value that no typed field takes."""
+
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 8},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/v1/embeddings": {"input": "Hello"},
+    "/v1/tokenize": {"prompt": "Hello"},
+    "/v1/detokenize": {"tokens": [1]},
+    "/api/chat": {"messages": HELLO},
+    "/api/generate": {"prompt": "Hello"},
+    "/api/embed": {"input": "Hello"},
+    "/api/embeddings": {"prompt": "Hello"},
+    "/api/show": {},
+}
+"""A body for each path that is answered."""
+
+SAMPLED: dict[str, Any] = {
+    "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "presence_penalty": 1.0, "seed": 3,
+    "frequency_penalty": 1.0, "stop": "x",
+}  # fmt: skip
+OF_ALL: dict[str, Any] = {**SAMPLED, "model": "another", "stream": True}
+COMPLETED: dict[str, Any] = {
+    **OF_ALL, "n": 2, "repetition_penalty": 1.5, "logit_bias": {"3": 1.0}, "stop_token_ids": [3],
+    "stream_options": ({"stream": True}, {"include_usage": True}), "ignore_eos": True, "min_tokens": 3,
+    "priority": 3, "cache_salt": "x", "response_format": FORM, "structured_outputs": {"regex": "a"},
+    "guided_json": SCHEMA, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": 'root ::= "a"',
+    "max_tokens": 3,
+}  # fmt: skip
+NESTED: dict[str, Any] = {
+    "stream_options.include_usage": ({"stream": True}, True),
+    "stream_options.continuous_usage_stats": ({"stream": True}, True),
+}
+ANTHROPIC: dict[str, Any] = {
+    "model": "another", "messages": [{"role": "user", "content": "Bye"}], "system": "Be short.",
+    "tools": [{"name": "f", "input_schema": SCHEMA}],
+    "tool_choice": ({"tools": [{"name": "f", "input_schema": SCHEMA}]}, {"type": "any"}),
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    "output_config.format": {"type": "json_schema", "schema": SCHEMA},
+    "output_format": {"type": "json_schema", "schema": SCHEMA},
+}  # fmt: skip
+OLLAMA: dict[str, Any] = {
+    "model": "another", "stream": False, "format": "json", "options": {"seed": 3},
+    **{f"options.{name}": value for name, value in SAMPLED.items()},
+    "options.repeat_penalty": 1.5, "options.num_predict": 3,
+}  # fmt: skip
+BYE: dict[str, Any] = {"model": "another", "input": "Bye", "dimensions": 1}
+SPOKEN = ({"messages": [*HELLO, {"role": "assistant", "content": "I"}], "prompt": None}, True)
+
+CASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        **COMPLETED, **NESTED, "messages": [{"role": "user", "content": "Bye"}], "max_completion_tokens": 3,
+        "logprobs": True, "top_logprobs": ({"logprobs": True}, 2), "tools": TOOLS,
+        "tool_choice": ({"tools": TOOLS}, "required"), "parallel_tool_calls": ({"tools": TOOLS}, False),
+        "continue_final_message": SPOKEN, "add_generation_prompt": False, "include_reasoning": False,
+        "chat_template_kwargs": {"a": 1},
+    },
+    "/v1/completions": {
+        **COMPLETED, **NESTED, "prompt": "Bye", "logprobs": 2, "echo": True,
+    },
+    "/v1/responses": {
+        **OF_ALL, "input": "Bye", "instructions": "Be short.", "max_output_tokens": 3, "tools": [
+            {"type": "function", "name": "f"}
+        ], "tool_choice": ({"tools": [{"type": "function", "name": "f"}]}, "required"),
+        "parallel_tool_calls": ({"tools": [{"type": "function", "name": "f"}]}, False),
+        "repetition_penalty": 1.5, "text": {"format": {"type": "json_object"}},
+        "text.format": {"type": "json_object"}, "top_logprobs": 2, "cache_salt": "x", "priority": 3,
+        "include": ["message.output_text.logprobs"], "store": False, "previous_response_id": "no_such",
+        "chat_template_kwargs": {"a": 1},
+    },
+    "/v1/messages": {
+        **ANTHROPIC, "max_tokens": 3, "stream": True, "temperature": 0.5, "top_p": 0.5, "top_k": 3,
+        "stop_sequences": ["x"],
+    },
+    "/v1/messages/count_tokens": ANTHROPIC,
+    "/v1/embeddings": {**BYE, "encoding_format": "base64", "pooling": "last"},
+    "/v1/tokenize": {
+        "model": "another", "prompt": "Bye",
+        "messages": ({"prompt": None, "messages": HELLO}, [{"role": "user", "content": "Bye"}]),
+        "return_token_strs": True,
+        "tools": ({"prompt": None, "messages": HELLO}, TOOLS), "continue_final_message": SPOKEN,
+        "add_generation_prompt": ({"prompt": None, "messages": HELLO}, False),
+        "chat_template_kwargs": ({"prompt": None, "messages": HELLO}, {"a": 1}),
+    },
+    "/v1/detokenize": {"model": "another", "tokens": [1, 2]},
+    "/api/chat": {**OLLAMA, "messages": [{"role": "user", "content": "Bye"}], "tools": TOOLS},
+    "/api/generate": {**OLLAMA, "prompt": "Bye", "system": "Be short.", "raw": True},
+    "/api/embed": BYE,
+    "/api/embeddings": {"model": "another", "prompt": "Bye"},
+    "/api/show": {"model": "another", "name": ({"model": None}, "another")},
+}  # fmt: skip
+"""For each followed field a value that changes the answer, if necessary with the fields that it needs."""
+SHOWN = ("", "stream_options.", "text.", "options.", "output_config.")
+HOLDERS = ("reasoning", "stream_options", "best_of")
+"""Objects of which all fields have another class, and a field that must repeat another."""
+"""The places whose fields the cases cover; tests of each API cover messages, tools and formats."""
+
+
+class Noting(EchoEngine):
+    """Keeps the last request that reached it."""
+
+    asked: EngineRequest | None = None
+
+    async def prepare(self, request: EngineRequest) -> Prepared:
+        self.asked = replace(request, id="", body={})
+        return await super().prepare(request)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Noting:
+    return Noting()
+
+
+@pytest.fixture(scope="module")
+def http(engine: Noting) -> TestClient:
+    return TestClient(create_app(engine), raise_server_exceptions=False)
+
+
+def send(http: TestClient, path: str, body: dict[str, Any]) -> httpx.Response:
+    given = {name: value for name, value in {"model": MODEL, **body}.items() if value is not None}
+    made: Any = http.post(path, json=given)
+    return made  # type: ignore[no-any-return]
+
+
+def seen(http: TestClient, engine: Noting, path: str, body: dict[str, Any]) -> tuple[Any, int, str]:
+    """What reached the engine, and the answer without ids and times."""
+    engine.asked = None
+    made = send(http, path, body)
+    text = re.sub(
+        r'"[a-z]+[_-][0-9a-f]{16,}"|"\w+_at": ?"?[^,"]+"?|"(created|\w*duration)": ?\d+', "", made.text
+    )
+    return engine.asked, made.status_code, text
+
+
+def within(field: str, value: Any) -> dict[str, Any]:
+    """A body with one field, which may be inside an object."""
+    place, _, name = field.rpartition(".")
+    return {place: {name: value}} if place else {name: value}
+
+
+def found(path: str, *kinds: FieldClass) -> list[Row]:
+    return [row for row in rows(PATHS[path]) if row.kind in kinds and row.place in SHOWN]
+
+
+def test_the_page_has_the_table() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert filled(text) == text, "run: python scripts/server_fields.py"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_followed_field_changes_the_answer(http: TestClient, engine: Noting, path: str) -> None:
+    cases = CASES[path]
+    known = {row.path for row in found(path, FieldClass.FOLLOWED)}
+    assert known - {*HOLDERS} == cases.keys() - {*HOLDERS}
+    for field, case in cases.items():
+        needs, value = case if isinstance(case, tuple) else ({}, case)
+        base = {**BASES[path], **needs}
+        before = seen(http, engine, path, base)
+        assert before[1] == 200, (field, before[2])
+        assert seen(http, engine, path, base) == before, f"{field}: a second request differs by itself"
+        assert seen(http, engine, path, {**base, **within(field, value)}) != before, field
+        refused = send(http, path, {**base, **within(field, ODD)})
+        assert refused.status_code in (400, 404), (field, refused.text)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_field_that_says_nothing_takes_any_value(http: TestClient, engine: Noting, path: str) -> None:
+    before = seen(http, engine, path, BASES[path])
+    for row in found(path, FieldClass.IGNORED):
+        needs = {"stream": True} if row.place == "stream_options." else {}
+        before = seen(http, engine, path, {**BASES[path], **needs})
+        assert seen(http, engine, path, {**BASES[path], **needs, **within(row.path, ODD)}) == before, row
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_field_that_cannot_be_followed_takes_neutral_values_only(
+    http: TestClient, engine: Noting, path: str
+) -> None:
+    for row in found(path, FieldClass.NEUTRAL):
+        for value in map(json.loads, ("null", *row.values)):
+            made = send(http, path, {**BASES[path], **within(row.path, value)})
+            assert (made.status_code, HEADER in made.headers) == (200, False), (row, made.text)
+        made = send(http, path, {**BASES[path], **within(row.path, ODD)})
+        assert made.status_code == 400, (row, made.text)
+        assert row.name in made.text, row
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_hint_reaches_the_engine_and_an_unknown_field_is_named(
+    http: TestClient, engine: Noting, path: str
+) -> None:
+    for row in found(path, FieldClass.HINT):
+        value: Any = {"type": "disabled"} if path.startswith("/v1/messages") else "low"
+        value = "low" if row.place or "effort" in row.name else value
+        value = (
+            False if row.name == "enable_thinking" or (row.name == "thinking" and value == "low") else value
+        )
+        seen(http, engine, path, {**BASES[path], **within(row.path, value)})
+        assert engine.asked is not None
+        assert engine.asked.hints, row
+    made = send(http, path, {**BASES[path], "no_such_field": 1})
+    assert (made.status_code, made.headers[HEADER]) == (200, "no_such_field"), made.text
+
+
+def test_tools_may_be_long_and_their_schemas_are_bounded_apart(http: TestClient) -> None:
+    described = [
+        {"type": "function", "function": {"name": f"f{at}", "description": "x" * 9000, "parameters": SCHEMA}}
+        for at in range(100)
+    ]
+    body = {"messages": HELLO, "tools": described}
+    assert send(http, "/v1/chat/completions", body).status_code == 200
+    described[0]["function"]["description"] = "x" * 200_000  # type: ignore[index]
+    made = send(http, "/v1/chat/completions", body)
+    assert made.status_code == 400
+    assert "1,048,576 bytes" in made.text
+
+
+def test_vectors_of_2048_inputs(http: TestClient) -> None:
+    made = send(http, "/v1/embeddings", {"input": ["x"] * 2048, "dimensions": 1})
+    assert [len(each["embedding"]) for each in made.json()["data"]] == [1] * 2048
+    assert send(http, "/v1/embeddings", {"input": ["x"] * 2049}).status_code == 400
