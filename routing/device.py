@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.grammars.compiler import available
+from nearfar.edge_runtime.openai.knowledge import knowledge
 from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, template_variables
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools
+from nearfar.edge_runtime.snapshots.record import origin
 from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.edge_runtime.tools.asking import offered
 from nearfar.edge_runtime.tools.parts import CallPart
-from nearfar.errors import DeviceError, RequestError
+from nearfar.errors import DeviceError, NearfarError, RequestError
 from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import UsagePiece
 from nearfar.routing.sides import Call, SideError, Size
@@ -41,6 +44,15 @@ FORMATS: tuple[Feature, ...] = ("tools", "json_schema", "json_object", "grammar"
 """Features of an engine if the grammar library is installed."""
 CLOSING_SECONDS = 1.0
 """Seconds that a step under way gets to end."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a model shows about a prompt (Knowledge, as a dictionary), its name, and its artifact's digest."""
+
+    knowledge: Mapping[str, Any]
+    model: str
+    artifact: str
 
 
 class EngineDevice:
@@ -94,6 +106,24 @@ class EngineDevice:
         table = engine.core.scheduler.table
         limit = max(len(tokens) - 1, 0) // table.page_size
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)
+
+    async def knowledge(
+        self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], ask: bool
+    ) -> Told | None:
+        """Return what the model shows about a prompt; its pages stay in the cache for the answer. None where
+        there is no engine, where the prompt does not fit, and for prompts with tools. `ask`: also ask the
+        model whether it can answer.
+        """
+        engine = await self.open()
+        if engine is None or not engine.codec.has_template or params.get("tools"):
+            return None
+        variables = template_variables(cast(ChatParams, params))
+        try:
+            made = await knowledge(engine, messages, ask=ask, variables=variables)
+        except NearfarError:  # the decision's own checks tell why, if it matters
+            return None
+        made_for = origin(engine.manifest, engine.context)
+        return Told(made.model_dump(), engine.manifest.model.name, made_for.fingerprint)
 
     async def state(self) -> DeviceState:
         """Return the device's present state. `queue_seconds` is the time for the prompts of other

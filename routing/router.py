@@ -14,16 +14,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nearfar.edge_runtime.openai.records import Usage
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.remote.breaker import Breaker, Pass
 from nearfar.routing.calibration import Threshold
 from nearfar.routing.decision import cost_of, decide
-from nearfar.routing.device import EngineDevice
+from nearfar.routing.device import EngineDevice, Told
 from nearfar.routing.difficulty import messages_to_prompt
 from nearfar.routing.endpoint import EndpointSide
+from nearfar.routing.fitted import FittedRouter
 from nearfar.routing.handover import Outcome
 from nearfar.routing.ledger import Ledger
 from nearfar.routing.policy import Policy
@@ -77,6 +78,7 @@ class RoutePlan:
     ticket: Ticket | None
     marks: Marks
     private_by: PrivateBy | None = None
+    told: Told | None = None
 
 
 @dataclass(eq=False)
@@ -104,12 +106,15 @@ class Router:
     def __init__(
         self, device: Device | None, cloud: EndpointSide | None, policy: Policy, score: Scorer | None,
         state: Path | None, records: Path | None, clock: Callable[[], float] = time.monotonic,
+        fitted: FittedRouter | Literal["record"] | None = None,
     ) -> None:  # fmt: skip
+        if isinstance(fitted, FittedRouter):
+            policy = replace(policy, difficulty_threshold=fitted.threshold)
         self.device, self.cloud, self.policy = device, cloud, policy
         self.retries = RetryBudget(policy.retry)
         self.records = Records(records)
         self.random = random.random
-        self._score, self._clock = score, clock
+        self._score, self._clock, self._fitted = score, clock, fitted
         self._breakers = {"device": Breaker(policy.device_breaker), "cloud": Breaker(policy.breaker)}
         self._memory: OrderedDict[str, _Memory] = OrderedDict()
         file = StateFile(state)
@@ -148,7 +153,9 @@ class Router:
         call = call_of(messages, params, self.policy.default_max_tokens)
         mode = hints.mode or self.policy.mode
         size = await self._measure(call, mode)
-        difficulty = self._difficulty(messages) if mode == "auto" and private_by is None else None
+        scored = mode == "auto" and private_by is None
+        told = await self._told(call) if scored else None
+        difficulty = self._difficulty(messages, told) if scored else None
         request = Request(
             prompt_tokens=size.prompt,
             max_tokens=call.max_tokens,
@@ -165,7 +172,7 @@ class Router:
         if self.policy.shadow is not None:
             would, decision = decision, self._preferring(self.policy.shadow, request, states)
         name = f"d-{secrets.token_hex(8)}"
-        plan = RoutePlan(name, call, hints, request, states, decision, would, None, marks, private_by)
+        plan = RoutePlan(name, call, hints, request, states, decision, would, None, marks, private_by, told)
         if decision.route is None:
             error = _refusal(decision)
             self.record(plan, {"error": type(error).__name__})
@@ -264,6 +271,8 @@ class Router:
             "would": plan.would.as_json() if plan.would else None,
             "outcome": outcome,
         }
+        if plan.told is not None and private_by is None:
+            line |= asdict(plan.told)
         if self.policy.record_text and private_by is None:
             line["text"] = {"messages": [dict(message) for message in plan.call.messages], "answer": answer}
         self.records.add(line)
@@ -378,7 +387,20 @@ class Router:
             spent=self._ledger.spent_conversation(name),
         )
 
-    def _difficulty(self, messages: tuple[Mapping[str, Any], ...]) -> float | None:
+    async def _told(self, call: Call) -> Told | None:
+        """Return what the device's model shows about a prompt, for a router or for records."""
+        fitted = self._fitted
+        if fitted is None or not isinstance(self.device, EngineDevice):
+            return None
+        ask = isinstance(fitted, FittedRouter) and "sure" in fitted.features
+        told = await self.device.knowledge(call.messages, call.params, ask)
+        if told is not None and isinstance(fitted, FittedRouter):
+            fitted.check(told.artifact, "the router")
+        return told
+
+    def _difficulty(self, messages: tuple[Mapping[str, Any], ...], told: Told | None) -> float | None:
+        if isinstance(self._fitted, FittedRouter):
+            return None if told is None else self._fitted.gain(told.knowledge)
         return None if self._score is None else min(max(self._score(messages_to_prompt(messages)), 0.0), 1.0)
 
 

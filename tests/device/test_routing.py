@@ -7,6 +7,7 @@ Both run the same weights, so a greedy answer is one text, whoever gives which p
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,13 @@ import pytest
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.edge_runtime.snapshots.record import origin
 from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.routing import Endpoint, HybridClient, Policy
+from nearfar.routing.fitted import FittedRouter, Point
 from nearfar.routing.policy import MonitorOptions, RetryOptions
 from nearfar.routing.shapes import Provenance
 from tests.support.artifacts import Built
@@ -195,3 +199,64 @@ def test_an_artifact_is_loaded_when_it_is_needed_and_its_speed_is_kept(
         pytest.raises(EngineError, match="connection refused"),
     ):
         client.chat.completions.create(ASK, **GREEDY)
+
+
+def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_the_prompt(
+    device: Engine, server: RunningServer, tmp_path: Path
+) -> None:
+    told = origin(device.manifest, device.context).fingerprint
+    # On the sample model the entropy of the first token tells nothing; any direction of it is a router.
+    made = FittedRouter(
+        "sample", told, ("length",), (0.0,), (1.0,), (1.0,), -math.log(60), 0.5, 50, 0.5, (Point(0, 1, 0),)
+    )
+    path, records = tmp_path / "router.json", tmp_path / "records.jsonl"
+    made.save(path)
+    cloud = Endpoint(server.address, key=None)
+    with HybridClient(device=device, cloud=cloud, policy=POLICY, router=path, records=records) as client:
+        short = client.chat.completions.create(messages=ASK, **GREEDY)
+        long = client.chat.completions.create(
+            messages=[{"role": "user", "content": "Tell me about the fox. " * 12}], **GREEDY
+        )
+        secret = client.chat.completions.create(
+            messages=[{"role": "user", "content": "Tell me about the hen. " * 12}],
+            x_nearfar={"private": True},
+            **GREEDY,
+        )
+    routes = [(one.x_nearfar.route, one.x_nearfar.reasons[0].code) for one in (short, long, secret)]
+    assert routes == [("device", "easy"), ("cloud", "hard"), ("device", "private")]
+    written = [json.loads(line) for line in records.read_text().splitlines()]
+    assert written[0]["artifact"] == told
+    assert set(written[0]["knowledge"]) == {
+        "prompt_tokens", "entropy", "best", "margin", "prompt_logprob", "sure"
+    }  # fmt: skip
+    assert written[0]["request"]["conversation"]["cached_device"] <= written[0]["request"]["prompt_tokens"]
+    assert "knowledge" not in written[2]
+    with HybridClient(device=device, cloud=cloud, policy=POLICY, router="record", records=records) as client:
+        plain = client.chat.completions.create(messages=ASK, **GREEDY)
+    assert plain.x_nearfar.reasons[0].code == "preferred"
+    assert json.loads(records.read_text().splitlines()[-1])["knowledge"]["sure"] is None
+    replace(made, artifact="0" * 64).save(path)
+    with (
+        HybridClient(device=device, cloud=cloud, policy=POLICY, router=path) as client,
+        pytest.raises(RequestError, match="fit it again"),
+    ):
+        client.chat.completions.create(messages=ASK, **GREEDY)
+    with pytest.raises(RequestError, match="router and difficulty"):
+        HybridClient(device=device, cloud=cloud, router=path, difficulty=difficulty)
+
+
+def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
+    engine = device.asynchronous
+    ask = [{"role": "user", "content": "Once there was a hen, and she had a plan."}]
+    made = device.loop.run(knowledge(engine, ask))
+    tokens = engine.codec.encode_chat(ask)
+    assert made.prompt_tokens == len(tokens)
+    first = device.completions.create(tokens, max_tokens=1, temperature=0, logprobs=2).choices[0].logprobs
+    assert first is not None
+    best, second = sorted(first.top_logprobs[0].values(), reverse=True)[:2]
+    assert made.best == pytest.approx(best, abs=1e-3)
+    assert made.margin == pytest.approx(best - second, abs=1e-3)
+    assert 0 < made.entropy < math.log(engine.manifest.model.vocab_size)
+    assert made.sure is not None
+    cached = device.chat.completions.create(messages=ask, max_tokens=1)
+    assert cached.usage.prompt_tokens_details.cached_tokens >= len(tokens) // 16 * 16 - 16

@@ -188,6 +188,8 @@ test("text_offset counts characters, however many tokens they have", () => {
   const offsets: (number | null)[] = [];
   const asked = {
     tokens: [],
+    end: "",
+    opened: false,
     echo: "é😀",
     grammar: null,
     stream: () => codec.stream([]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from nearfar.cli.route_fit import fit, report
 from nearfar.cli.route_log import log
 from nearfar.cli.route_score import score
 
@@ -15,6 +16,8 @@ route = typer.Typer(
 )
 route.command()(score)
 route.command()(log)
+route.command()(fit)
+route.command()(report)
 
 
 @route.callback()

@@ -16,6 +16,7 @@ import { trusted } from "../protocol/trusted.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
 import { fitContext } from "./context.js";
 import { checkedMessages } from "./conversation.js";
+import { decide } from "./decide.js";
 import { createEmbeddings } from "./embeddings.js";
 import { PATIENCE, WorkerLink } from "./link.js";
 import { checkEngineOptions, checkProfileOptions, type EngineOptions } from "./options.js";
@@ -266,6 +267,22 @@ export class Engine {
   async profile(options: ProfileOptions = {}): Promise<StepProfile> {
     checkProfileOptions(options);
     return this.#link.profile(options);
+  }
+
+  /**
+   * Decides which of several labels, or which of several numbers (`values`), answers a prompt: a conversation, a
+   * text or token ids. The probabilities are the model's; nothing else is generated. `neutral`: the same prompt
+   * without content; what the model prefers after it is taken out of the probabilities.
+   *
+   * @throws RequestError for fewer than 2 or too many labels, equal ones, and what does not fit the context.
+   */
+  decide(
+    prompt: openai.DecisionPrompt,
+    labels: readonly string[] | null,
+    options: openai.DecisionOptions = {},
+  ): Promise<openai.Decision> {
+    const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
+    return decide(source, this.#loaded.name, prompt, labels, options);
   }
 
   /** Counts the tokens in the prompt of a conversation, with the tools that may be called. */

@@ -256,6 +256,8 @@ export interface GenerateRequest {
   readonly logprobs: number | null;
   /** What the answer must match; any text by default. */
   readonly grammar?: Grammar;
+  /** The answers themselves, one each, whose log-probabilities are wanted; `n` then has no meaning. */
+  readonly labels?: readonly string[];
 }
 
 export interface TokenScore {

@@ -313,3 +313,35 @@ export interface EmbeddingResponse {
   model: string;
   usage: { prompt_tokens: number; total_tokens: number };
 }
+
+/** What a decision is about: a text, token ids, or the messages of a conversation. */
+export type DecisionPrompt = string | readonly number[] | readonly MessageParam[];
+
+/** Options of a decision. `values`: numbers to decide between, instead of labels. */
+export interface DecisionOptions {
+  readonly values?: readonly number[] | null;
+  readonly neutral?: DecisionPrompt | null;
+  readonly chat_template_kwargs?: TemplateVariables | null;
+  readonly signal?: AbortSignal | null;
+}
+
+/** A label: its probability among all labels, and the logarithm of the probability that an answer begins with it. */
+export interface DecisionOption {
+  readonly label: string;
+  readonly value: number | null;
+  readonly probability: number;
+  readonly logprob: number;
+  readonly token_logprobs: readonly number[];
+}
+
+/** The likeliest label, and all of them in the order of the request. */
+export interface Decision {
+  readonly choice: string;
+  /** 0 where all labels are equally likely, 1 where one has everything. */
+  readonly confidence: number;
+  readonly options: readonly DecisionOption[];
+  /** The mean of the values by their probabilities; null for labels. */
+  readonly expected: number | null;
+  readonly model: string;
+  readonly prompt_tokens: number;
+}

@@ -17,7 +17,12 @@ export interface ChatPrompt {
   readonly tokens: number[];
   /** Whether the prompt has begun a section of reasoning. */
   readonly reasoningOpen: boolean;
+  /** The end of its text. */
+  readonly end: string;
 }
+
+/** Characters of the end of a prompt that are kept, to see which tokens continue it. */
+export const END = 64;
 
 type Answers = typeof import("../answers/index.js");
 
@@ -74,6 +79,7 @@ export class Chats {
       // The template writes BOS and all other special tokens itself.
       tokens: this.codec.encode(text, { addSpecialTokens: false }),
       reasoningOpen: !!begin && text.trimEnd().endsWith(begin),
+      end: text.slice(-END),
     };
   }
 

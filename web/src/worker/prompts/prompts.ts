@@ -6,13 +6,16 @@ import type { Prompt } from "../../protocol/messages.js";
 import type { PieceReader } from "../answers/pieces.js";
 import type { Parts } from "../loading/parts.js";
 import type { TextCodec, TextStream } from "../text/types.js";
-import { Chats } from "./chats.js";
+import { Chats, END } from "./chats.js";
 
 /** A prompt, and what is needed to read its answers. */
 export interface Asked {
   readonly tokens: number[];
   readonly stream: () => TextStream;
   readonly reader: () => PieceReader | null;
+  /** The end of the prompt's text, and whether the answer begins with reasoning. */
+  readonly end: string;
+  readonly opened: boolean;
   /** The text before each answer. */
   readonly echo: string | null;
   /** The grammar of an answer whose text must match `wanted`. */
@@ -39,6 +42,8 @@ export class Prompts {
       const context = prompt.continueLast ? chat.tokens : [];
       return {
         tokens: chat.tokens,
+        end: chat.end,
+        opened: chat.reasoningOpen,
         stream: () => this.codec.stream(stop, context, this.manifest.answers !== null),
         reader: () => this.chats.reader(prompt, format, chat),
         echo: null,
@@ -51,6 +56,8 @@ export class Prompts {
     const tokens = given.length === 0 && bosTokenId !== null ? [bosTokenId] : given;
     return {
       tokens,
+      end: typeof text === "string" ? text.slice(-END) : this.#textOf(tokens.slice(-END)),
+      opened: false,
       stream: () => this.codec.stream(stop, tokens),
       reader: () => null,
       echo: prompt.echo ? (typeof text === "string" ? text : this.#textOf(tokens)) : null,

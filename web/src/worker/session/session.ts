@@ -1,5 +1,5 @@
 import { precisionOf } from "../../artifact/manifest.js";
-import { MAX_CHOICES } from "../../format/constants.js";
+import { MAX_CHOICES, MAX_LABELS } from "../../format/constants.js";
 import { disposedError, RequestError, toErrorRecord } from "../../protocol/errors.js";
 import type {
   AnswerEvent,
@@ -24,6 +24,7 @@ import { Prompts } from "../prompts/prompts.js";
 import { Answer } from "./answer.js";
 import { embedAll, wrongTask } from "./embeddings.js";
 import { Grammars } from "./grammars.js";
+import { Forced, labelTokens } from "./labels.js";
 
 export interface SessionHooks extends ModelHooks {
   /** Called when the card of the model has changed. */
@@ -41,9 +42,9 @@ interface Asked {
 }
 
 /** Checks how many answers a request asks for. */
-export function checkCount(n: number): void {
-  if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
-    throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
+export function checkCount(n: number, most: number = MAX_CHOICES): void {
+  if (!Number.isInteger(n) || n < 1 || n > most)
+    throw new RequestError(`n must be at least 1 and at most ${most}, not ${n}`, "n");
 }
 
 /** One loaded model inside the worker: text in, text out. */
@@ -145,8 +146,9 @@ export class Session {
   /** Starts a request; its events go to `tell`, the last one being "end" or "error". */
   async generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): Promise<void> {
     try {
-      const { n, logprobs, options, grammar } = request;
-      checkCount(n);
+      const { logprobs, options, grammar, labels } = request;
+      const n = labels?.length ?? request.n;
+      checkCount(n, labels ? MAX_LABELS : MAX_CHOICES);
       if (this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
       const { model, sampling } = this.model.manifest;
       const params = parseSampling(options, logprobs, model.vocabSize, sampling);
@@ -156,13 +158,24 @@ export class Session {
       if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
       const asked = this.#prompts.asked(request.prompt, params.stop, grammar ?? null);
       const { tokens: prompt } = asked;
-      const answer = new Answer(this.model.codec, asked, n, tell, (stats) => this.#ended(id, stats));
+      const forced = labels && labelTokens(this.model.codec, asked, labels);
+      // A label is no answer that is taken apart: each of its tokens is told with its log-probability.
+      const shown = forced ? { ...asked, reader: () => null } : asked;
+      const answer = new Answer(this.model.codec, shown, n, tell, (stats) => this.#ended(id, stats));
       const whole = asked.grammar && (await asked.grammar(grammar ?? null));
       const wanted = asked.grammar ? whole : grammar;
       const constraints = wanted
         ? await this.#grammars.followEach(wanted, n, left.signal, params.ignoreEos)
         : [];
       if (left.signal.aborted) return;
+      if (forced) {
+        const { vocabSize } = this.model.manifest.model;
+        for (const [i, tokens] of forced.entries()) {
+          const one = { ...params, temperature: 0, maxTokens: tokens.length };
+          requests.push(this.#core.submit(prompt, one, answer.choice(i), new Forced(tokens, vocabSize)));
+        }
+        return answer.begin();
+      }
       if (request.prompt.kind === "text" && request.prompt.echo === "alone") return answer.echoed();
       for (let i = 0; i < n; i++) {
         const seed = BigInt.asUintN(64, params.seed + BigInt(i));

@@ -1,0 +1,103 @@
+"""`engine.knowledge`: what the model shows about a prompt when it has read it, before it answers.
+
+The prompt's pages stay in the cache, so that the answer reuses them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from nearfar.edge_runtime.engine.requests import Request, ScoredRow
+from nearfar.edge_runtime.engine.scoring import NOTHING_SAMPLED, score
+from nearfar.edge_runtime.openai.label_odds import label_odds
+from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.messages import checked_messages
+from nearfar.edge_runtime.openai.prompts import ChatEncoder
+from nearfar.edge_runtime.openai.records import Record
+from nearfar.edge_runtime.text.beside import beside, characters
+from nearfar.edge_runtime.text.labels import label_tokens
+
+SURE = "Can you answer this correctly? Reply with one word, Yes or No."
+"""The question to the model itself, as the user's next words."""
+ANSWERS = ("Yes", "No")
+LAST_ROWS = 64
+"""The last positions of a prompt of which some are scored, for its perplexity: only rows that are computed
+anyway, and rows of logits that a step has left.
+"""
+
+
+@dataclass(frozen=True)
+class Knowledge(Record):
+    """What a model shows about a prompt. Logarithms are natural.
+
+    `prompt_tokens`: its length. `entropy`, `best`, `margin`: of the first token of the answer: the entropy of
+    all tokens, the log-probability of the likeliest one, and how far the second is below it.
+    `prompt_logprob`: the mean log-probability of some of the prompt's last tokens; None if they were in the
+    cache. `sure`: the log-odds of the answer Yes to the question whether it can answer; None if it was not
+    asked.
+    """
+
+    prompt_tokens: int
+    entropy: float
+    best: float
+    margin: float
+    prompt_logprob: float | None
+    sure: float | None
+
+
+async def knowledge(
+    engine: Loaded,
+    messages: Seq[Mapping[str, Any]],
+    *,
+    ask: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> Knowledge:
+    """Read a conversation, and return what the model shows about it. `ask`: also ask the model itself.
+
+    The question costs a prompt of its own, of which all but the last tokens are in the cache.
+    """
+    given = checked_messages(messages)
+    encode = ChatEncoder(engine.codec, variables=variables)
+    tokens = await beside(lambda: encode(given), characters(given))
+    engine.core.check_scores(tokens, [[0]])
+    last = len(tokens) - 1
+    before = range(max(last - LAST_ROWS, 0), last)
+    rows = (*(ScoredRow(at, (tokens[at + 1],), optional=True) for at in before), ScoredRow(last, ()))
+    reading = engine.core.start(Request(tuple(tokens), NOTHING_SAMPLED, 0, 0, scored=rows))
+    try:
+        scores = dict((await anext(reading)).scores or {})
+    finally:
+        await reading.aclose()
+    first = scores.pop(last)
+    own = [each.logprobs[0] for each in scores.values()]
+    return Knowledge(
+        len(tokens),
+        first.entropy,
+        first.best,
+        first.best - first.second,
+        sum(own) / len(own) if own else None,
+        await _sure(engine, given, variables) if ask else None,
+    )
+
+
+async def _sure(
+    engine: Loaded, given: Seq[Mapping[str, Any]], variables: Mapping[str, Any] | None
+) -> float | None:
+    """The log-odds of Yes, as the user's next words after the conversation; None if it does not fit."""
+    last = given[-1]
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        return None
+    asked = [*given[:-1], {**last, "content": f"{last['content']}\n\n{SURE}"}]
+    encode = ChatEncoder(engine.codec, variables=variables)
+    tokens = await beside(lambda: encode(asked), characters(asked))
+    if encode.reasoning_open or len(tokens) + 8 > engine.context:
+        return None
+    labels = label_tokens(engine.codec, encode.end, ANSWERS)
+    found = await score(engine.core, tokens, labels)
+    odds = label_odds([tuple(each) for each in labels], [sum(each) for each in found])
+    yes = min(max(odds.probabilities[0], 1e-9), 1 - 1e-9)
+    return math.log(yes / (1 - yes))

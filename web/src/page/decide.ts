@@ -1,0 +1,117 @@
+import { MAX_LABEL_CHARS, MAX_LABELS } from "../format/constants.js";
+import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../protocol/errors.js";
+import type { AnswerEvent, Prompt } from "../protocol/messages.js";
+import type { Decision, DecisionOptions, DecisionPrompt, MessageParam } from "../protocol/openai.js";
+import type { AnswerSource } from "./completions.js";
+import { labelOdds } from "./label-odds.js";
+import { prepareChat, prepareText } from "./requests.js";
+
+/** What the model says of each label after a prompt. */
+interface Scored {
+  readonly tokens: string[];
+  readonly logprobs: number[];
+}
+
+/** Decides between labels, or between numbers (`values`). See Engine.decide. */
+export async function decide(
+  source: AnswerSource,
+  model: string,
+  prompt: DecisionPrompt,
+  labels: readonly string[] | null,
+  options: DecisionOptions,
+): Promise<Decision> {
+  const { values, neutral, signal } = options;
+  const texts = checked(labels, values ?? null);
+  const prompts = [prompt, ...(neutral == null ? [] : [neutral])].map((one) => promptOf(one, options, model));
+  throwIfAborted(signal ?? undefined);
+  const found = [];
+  for (const one of prompts) found.push(await score(source, one, texts, signal ?? undefined));
+  const [own, before] = found;
+  if (!own) throw new Error("a decision without a prompt");
+  const odds = labelOdds(
+    own.labels.map(({ tokens }) => tokens),
+    own.labels.map(sumOf),
+    before?.labels.map(sumOf),
+  );
+  const made = texts.map((label, at) => {
+    const logprobs = own.labels[at]?.logprobs ?? [];
+    const probability = odds.probabilities[at] ?? 0;
+    return {
+      ...{ label, value: values?.[at] ?? null, probability },
+      ...{ logprob: logprobs.reduce((sum, each) => sum + each, 0), token_logprobs: logprobs },
+    };
+  });
+  const expected = values
+    ? made.reduce((sum, { value, probability }) => sum + (value ?? 0) * probability, 0)
+    : null;
+  const choice = texts[odds.choice] ?? "";
+  return {
+    choice,
+    confidence: odds.confidence,
+    options: made,
+    expected,
+    model,
+    prompt_tokens: own.promptTokens,
+  };
+}
+
+function sumOf({ logprobs }: Scored): number {
+  return logprobs.reduce((sum, each) => sum + each, 0);
+}
+
+function promptOf(prompt: DecisionPrompt, { chat_template_kwargs }: DecisionOptions, model: string): Prompt {
+  const isChat = Array.isArray(prompt) && typeof prompt[0] !== "number";
+  return isChat
+    ? prepareChat(
+        {
+          messages: prompt as readonly MessageParam[],
+          ...(chat_template_kwargs && { chat_template_kwargs }),
+        },
+        model,
+      ).prompt
+    : prepareText({ prompt: prompt as string | readonly number[] }, model).prompt;
+}
+
+/** The texts of labels or values. Throws RequestError unless they are two or more different ones. */
+function checked(labels: readonly string[] | null, values: readonly number[] | null): string[] {
+  const name = values ? "values" : "labels";
+  if (labels && values) throw new RequestError("give labels or values, not both", name);
+  const given: readonly unknown[] | null = values ?? labels;
+  if (!Array.isArray(given) || given.length < 2 || given.length > MAX_LABELS)
+    throw new RequestError(`${name} must be a list of 2 to ${MAX_LABELS}`, name);
+  const kind = values ? "number" : "string";
+  if (given.some((one) => typeof one !== kind || (kind === "number" && !Number.isFinite(one))))
+    throw new RequestError(`${name} must be ${kind}s`, name);
+  const texts = given.map(String);
+  if (texts.some(({ length }) => length < 1 || length > MAX_LABEL_CHARS))
+    throw new RequestError(`a label must have 1 to ${MAX_LABEL_CHARS} characters`, name);
+  if (new Set(texts).size < texts.length) throw new RequestError(`${name} must differ from each other`, name);
+  return texts;
+}
+
+/** Asks the worker for answers that are the labels, and collects their log-probabilities. */
+async function score(
+  source: AnswerSource,
+  prompt: Prompt,
+  labels: readonly string[],
+  signal: AbortSignal | undefined,
+): Promise<{ readonly labels: Scored[]; readonly promptTokens: number }> {
+  const { events, abort } = source.generate({ prompt, labels, n: 1, logprobs: 0, options: {} });
+  const found = labels.map((): Scored => ({ tokens: [], logprobs: [] }));
+  const left = new Promise<never>((_, reject) => {
+    signal?.addEventListener("abort", () => reject(abortReason(signal)), { once: true });
+  });
+  left.catch(() => undefined);
+  try {
+    for (;;) {
+      const event: AnswerEvent = await Promise.race([events.take(), left]);
+      if (event.event === "error") throw fromErrorRecord(event.error);
+      if (event.event === "end") return { labels: found, promptTokens: event.stats.promptTokens };
+      if (event.event !== "delta" || !event.score) continue;
+      found[event.index]?.tokens.push(event.score.token);
+      found[event.index]?.logprobs.push(event.score.logprob);
+    }
+  } finally {
+    abort();
+  }
+}
