@@ -12,6 +12,12 @@ interface Scored {
   readonly logprobs: number[];
 }
 
+/** The scores of all labels after a prompt of so many tokens. */
+interface Asked {
+  readonly labels: readonly Scored[];
+  readonly promptTokens: number;
+}
+
 /** Decides between labels, or between numbers (`values`). See Engine.decide. */
 export async function decide(
   source: AnswerSource,
@@ -20,43 +26,41 @@ export async function decide(
   labels: readonly string[] | null,
   options: DecisionOptions,
 ): Promise<Decision> {
-  const { values, neutral, signal } = options;
+  const { values, neutral } = options;
+  const signal = options.signal ?? undefined;
   const texts = checked(labels, values ?? null);
-  const prompts = [prompt, ...(neutral == null ? [] : [neutral])].map((one) => promptOf(one, options, model));
-  throwIfAborted(signal ?? undefined);
-  const found = [];
-  for (const one of prompts) found.push(await score(source, one, texts, signal ?? undefined));
-  const [own, before] = found;
-  if (!own) throw new Error("a decision without a prompt");
+  const first = promptOf(prompt, options, model);
+  const second = neutral == null ? null : promptOf(neutral, options, model);
+  throwIfAborted(signal);
+  const own = await score(source, first, texts, signal);
+  const before = second && (await score(source, second, texts, signal));
+  const sums = sumsOf(own);
   const odds = labelOdds(
     own.labels.map(({ tokens }) => tokens),
-    own.labels.map(sumOf),
-    before?.labels.map(sumOf),
+    sums,
+    before && sumsOf(before),
   );
-  const made = texts.map((label, at) => {
-    const logprobs = own.labels[at]?.logprobs ?? [];
-    const probability = odds.probabilities[at] ?? 0;
-    return {
-      ...{ label, value: values?.[at] ?? null, probability },
-      ...{ logprob: logprobs.reduce((sum, each) => sum + each, 0), token_logprobs: logprobs },
-    };
-  });
-  const expected = values
-    ? made.reduce((sum, { value, probability }) => sum + (value ?? 0) * probability, 0)
-    : null;
-  const choice = texts[odds.choice] ?? "";
+  const made = own.labels.map(({ logprobs }, at) => ({
+    label: texts[at] ?? "",
+    value: values?.[at] ?? null,
+    probability: odds.probabilities[at] ?? 0,
+    logprob: sums[at] ?? 0,
+    token_logprobs: logprobs,
+  }));
   return {
-    choice,
+    choice: texts[odds.choice] ?? "",
     confidence: odds.confidence,
     options: made,
-    expected,
+    expected: values
+      ? made.reduce((sum, { value, probability }) => sum + (value ?? 0) * probability, 0)
+      : null,
     model,
     prompt_tokens: own.promptTokens,
   };
 }
 
-function sumOf({ logprobs }: Scored): number {
-  return logprobs.reduce((sum, each) => sum + each, 0);
+function sumsOf({ labels }: Asked): number[] {
+  return labels.map(({ logprobs }) => logprobs.reduce((sum, each) => sum + each, 0));
 }
 
 function promptOf(prompt: DecisionPrompt, { chat_template_kwargs }: DecisionOptions, model: string): Prompt {
@@ -95,7 +99,7 @@ async function score(
   prompt: Prompt,
   labels: readonly string[],
   signal: AbortSignal | undefined,
-): Promise<{ readonly labels: Scored[]; readonly promptTokens: number }> {
+): Promise<Asked> {
   const { events, abort } = source.generate({ prompt, labels, n: 1, logprobs: 0, options: {} });
   const found = labels.map((): Scored => ({ tokens: [], logprobs: [] }));
   const left = new Promise<never>((_, reject) => {

@@ -15,4 +15,6 @@ export interface Parts {
   answers(): Promise<typeof import("../answers/index.js")>;
   /** The grammar of arguments that are not JSON; most models write JSON. */
   spelled(): Promise<Pick<typeof import("../answers/spelled.js"), "spelledArguments">>;
+  /** Embeddings, decisions, and the measurement of a step: few pages use them. */
+  extras(): Promise<typeof import("../session/extras.js")>;
 }

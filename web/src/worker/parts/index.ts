@@ -8,4 +8,5 @@ export const parts: Parts = {
   text: () => later(() => import("./text.js"), "The tokenizer's code"),
   answers: () => later(() => import("./answers.js"), "The code that reads calls and reasoning"),
   spelled: () => later(() => import("./spelled.js"), "The code of tools"),
+  extras: () => later(() => import("./extras.js"), "The code of embeddings and decisions"),
 };

@@ -16,15 +16,13 @@ import type {
 } from "../../protocol/messages.js";
 import type { Loaded, ModelBackend } from "../device/loaded.js";
 import { EngineCore } from "../engine/engine-core.js";
-import { checkedProfile, profileStep } from "../engine/profile.js";
 import type { Request } from "../engine/request.js";
 import { parseSampling } from "../engine/sampling.js";
 import { type Model, type ModelHooks, openModel } from "../loading/model.js";
 import { Prompts } from "../prompts/prompts.js";
 import { Answer } from "./answer.js";
-import { embedAll, wrongTask } from "./embeddings.js";
 import { Grammars } from "./grammars.js";
-import { Forced, labelTokens } from "./labels.js";
+import { wrongTask } from "./task.js";
 
 export interface SessionHooks extends ModelHooks {
   /** Called when the card of the model has changed. */
@@ -158,7 +156,8 @@ export class Session {
       if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
       const asked = this.#prompts.asked(request.prompt, params.stop, grammar ?? null);
       const { tokens: prompt } = asked;
-      const forced = labels && labelTokens(this.model.codec, asked, labels);
+      const extras = labels && (await this.hooks.parts.extras());
+      const forced = labels && extras?.labelTokens(this.model.codec, asked, labels);
       // A label is no answer that is taken apart: each of its tokens is told with its log-probability.
       const shown = forced ? { ...asked, reader: () => null } : asked;
       const answer = new Answer(this.model.codec, shown, n, tell, (stats) => this.#ended(id, stats));
@@ -168,11 +167,13 @@ export class Session {
         ? await this.#grammars.followEach(wanted, n, left.signal, params.ignoreEos)
         : [];
       if (left.signal.aborted) return;
-      if (forced) {
+      if (forced && extras) {
         const { vocabSize } = this.model.manifest.model;
         for (const [i, tokens] of forced.entries()) {
           const one = { ...params, temperature: 0, maxTokens: tokens.length };
-          requests.push(this.#core.submit(prompt, one, answer.choice(i), new Forced(tokens, vocabSize)));
+          requests.push(
+            this.#core.submit(prompt, one, answer.choice(i), new extras.Forced(tokens, vocabSize)),
+          );
         }
         return answer.begin();
       }
@@ -194,7 +195,9 @@ export class Session {
     try {
       if (!this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
       const params = parseSampling({ max_tokens: 1 }, null, this.model.manifest.model.vocabSize);
-      const { requests } = this.#ask(id);
+      const { requests, left } = this.#ask(id);
+      const { embedAll } = await this.hooks.parts.extras();
+      if (left.signal.aborted) return;
       const tokensOf = (text: string): number[] => this.#prompts.asked({ kind: "text", text }, []).tokens;
       const texts = inputs.map((one) => (typeof one === "string" ? tokensOf(one) : one));
       const vectors = await embedAll(this.#core, texts, this.#loaded.executor.shape, params, requests);
@@ -244,6 +247,7 @@ export class Session {
    * are lost.
    */
   async profile(options: ProfileOptions): Promise<StepProfile> {
+    const { checkedProfile, profileStep } = await this.hooks.parts.extras();
     const measured = await this.#core.alone(
       () => checkedProfile(this.#loaded.executor, options, this.#core.largestStep),
       (checked) => profileStep(this.#loaded.executor, checked),

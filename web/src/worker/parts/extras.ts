@@ -1,0 +1,3 @@
+import "./core.js";
+
+export * from "../session/extras.js";
