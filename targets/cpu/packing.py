@@ -28,11 +28,17 @@ from itertools import pairwise
 
 import numpy as np
 
+from nearfar.format.scales import ONE_LEVEL
 from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.codes import U8, U32, unpack_codes
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Held, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.step.model import Step
 
+HELD = Held(scales=ONE_LEVEL)
+"""What artifacts store. The kernels read scales of two levels, too, and a Q4_K_M file then takes 13 % fewer
+bytes. But it decodes at 0.7 of the speed of pairs (docs/decisions/0028): two planes of bits cost more
+instructions for each group than they save bytes.
+"""
 ROWS = 16
 QUAD = 4
 """Inputs that share a word's shift, one in each byte."""
