@@ -22,9 +22,17 @@ def fast_transport(verify: bool = True) -> httpx.AsyncBaseTransport | None:
 
     @contextmanager
     def mapped() -> Iterator[None]:
-        """Convert aiohttp's errors that httpx-aiohttp leaves: answers that are no HTTP."""
+        """Convert aiohttp's errors that httpx-aiohttp leaves: answers that are no HTTP; and failed connections,
+        which httpx-aiohttp 0.2 takes for connections that took too long.
+        """
         try:
             yield
+        except httpx.ConnectTimeout as error:
+            if isinstance(error.__cause__, aiohttp.ClientConnectorError):
+                raise httpx.ConnectError(str(error)) from error.__cause__
+            if isinstance(error.__cause__, TimeoutError):
+                raise
+            raise httpx.ReadError(str(error)) from error.__cause__
         except (aiohttp.ClientError, ValueError) as error:
             raise httpx.RemoteProtocolError(type(error).__name__) from error
 

@@ -15,7 +15,8 @@ class Proxy:
         self.target = target
         self.connections = 0
         self.cut_after: int | None = None
-        self.down = False
+        self._down = False
+        self._open: list[socket.socket] = []
         self._socket = socket.create_server(listen)
         self.host, self.port = self._socket.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -24,6 +25,19 @@ class Proxy:
     def address(self) -> str:
         """Where it listens."""
         return f"http://{self.host}:{self.port}"
+
+    @property
+    def down(self) -> bool:
+        """Whether the server behind it is gone: connections end, also those that clients keep open."""
+        return self._down
+
+    @down.setter
+    def down(self, down: bool) -> None:
+        self._down = down
+        if down:
+            for client in self._open:
+                _abort(client)
+            self._open.clear()
 
     def close(self) -> None:
         """Stop listening."""
@@ -42,6 +56,7 @@ class Proxy:
                 except OSError:
                     _abort(client)
                     continue
+                self._open.append(client)
                 threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
 
