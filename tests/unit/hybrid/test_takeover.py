@@ -53,7 +53,7 @@ async def test_the_cloud_is_down_and_the_device_answers_degraded(rig: Rig) -> No
     ("401 Unauthorized", '{"error": {"message": "no such key"}}', 0, "401"),
     ("500 Oops", "<html>", 0, "500"),
     ("503 Busy\r\nRetry-After: 7", "", 0, "503"),
-    ("302 Found\r\nLocation: http://127.0.0.1:9/", "", 0, "cut"),
+    ("302 Found\r\nLocation: http://127.0.0.1:9/", "", 0, "302"),
     ("200 OK", "<html>sign in to the network</html>", 0, "cut"),
     ("200 OK", "data: not json\n\n", 0, "shape"),
     ("200 OK", 'data: {"choices": 7}\n\n', 0, "shape"),
