@@ -51,6 +51,8 @@ def fast_transport(verify: bool = True) -> httpx.AsyncBaseTransport | None:
 
     class Transport(AiohttpTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            # httpx has made a header of a name and a password in the address; aiohttp rejects both together
+            request.url = request.url.copy_with(userinfo=b"")
             with mapped():
                 response = await super().handle_async_request(request)
             assert isinstance(response.stream, httpx.AsyncByteStream)

@@ -27,6 +27,7 @@ from nearfar.fallback_server.http.apis.ollama import (
     GenerateBody,
     NamedBody,
 )
+from nearfar.fallback_server.http.apis.rerank import RerankRequest
 from nearfar.fallback_server.http.apis.responses import ResponseRequest
 from nearfar.fallback_server.http.apis.score import ScoreBody
 from nearfar.fallback_server.http.apis.tokens_routes import DetokenizeRequest, TokenizeRequest
@@ -42,6 +43,8 @@ PATHS: dict[str, type[Strict]] = {
     "/v1/embeddings": EmbeddingRequest,
     "/v1/decisions": DecisionRequest,
     "/v1/score": ScoreBody,
+    "/v1/rerank": RerankRequest,
+    "/v2/rerank": RerankRequest,
     "/v1/tokenize": TokenizeRequest,
     "/v1/detokenize": DetokenizeRequest,
     "/api/chat": ChatBody,

@@ -214,9 +214,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         fits = value in typing.get_args(hint)
     elif typing.get_origin(hint) is tuple:
-        fits = (
-            isinstance(value, list) and len(value) == 2 and all(type(item) in (int, float) for item in value)
-        )
+        numbers = isinstance(value, list | tuple) and all(type(item) in (int, float) for item in value)
+        fits = numbers and len(value) == 2
         value = tuple(float(item) for item in value) if fits else value
     elif hint is float:
         fits = type(value) in (int, float)

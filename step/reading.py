@@ -61,7 +61,7 @@ def read_model(
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in NESTED:
         read = ConfigReader(config)
-        filled = read.filled(given_defaults(str(model_type)) if model_type in ALIASES else {})
+        filled = read.filled(given_defaults(str(model_type)) if str(model_type) in ALIASES else {})
         return Reading(architecture(config).model(filled, context), str(model_type), read)
     inner = _text_config(config, model_type, tensors)
     if tied is not None:

@@ -131,7 +131,7 @@ HOSTILE = {
         "'a' and 'b' overlap",
     ),
     "no whole blocks": (HEAD + struct.pack("<QQ", 1, 0) + tensor(b"t", (33,), 2, 0) + bytes(64), "33 wide"),
-    "a type that is not read": (HEAD + struct.pack("<QQ", 1, 0) + tensor(b"t", (256,), 16, 0), "IQ2_XXS"),
+    "a type that is not read": (HEAD + struct.pack("<QQ", 1, 0) + tensor(b"t", (256,), 40, 0), "NVFP4"),
     "dimensions without end": (HEAD + struct.pack("<QQ", 1, 0) + string(b"t") + b"\xff" * 32, "dimensions"),
 }  # fmt: skip
 

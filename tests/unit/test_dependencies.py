@@ -39,6 +39,7 @@ CODE: dict[str, tuple[str, ...]] = {
     "remote": ("routing", "front"),
     "remote/transport.py": ("front",),
     "routing": ("routing",),
+    "routing/fitting.py": ("fit",),
     "fallback_server": ("front",),
     "fallback_server/torch_engine": ("server",),
     "fallback_server/grammars": ("server",),

@@ -57,7 +57,7 @@ def test_hang_ups_while_text_is_made_cost_no_process(server: RunningServer) -> N
     """Each hang-up killed the process once, and the next request waited until another had started."""
     engine = server.engine
     assert isinstance(engine, LocalEngine)
-    pool, admission = engine._text, server.app.state.service.admission
+    pool, admission = engine.text, server.app.state.service.admission
     before = _pids(pool)
     for _ in range(4):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -76,7 +76,7 @@ def test_hang_ups_while_text_is_made_cost_no_process(server: RunningServer) -> N
 
 async def test_the_answer_of_an_abandoned_job_goes_to_nobody(tmp_path: Path) -> None:
     engine = await tiny_engine(tmp_path, options=TextOptions(template_timeout=20, text_processes=1))
-    pool = engine._text
+    pool = engine.text
     before = _pids(pool)
     try:
         abandoned = [asyncio.create_task(pool.run(_job("x" * n))) for n in (9, 99)]

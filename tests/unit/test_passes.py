@@ -127,7 +127,12 @@ def _gate(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, activation: str, sw
     if activation == "relu2":
         acted = b.emit(relax.op.square(b.emit(relax.op.nn.relu(gate))))
     else:
-        known = {"silu": relax.op.nn.silu, "gelu_tanh": relax.op.nn.gelu_tanh, "gelu_erf": relax.op.nn.gelu}
+        known = {
+            "silu": relax.op.nn.silu,
+            "gelu_tanh": relax.op.nn.gelu_tanh,
+            "gelu_erf": relax.op.nn.gelu,
+            "sigmoid": relax.op.sigmoid,
+        }
         acted = b.emit(known[activation](gate))
     return b.emit(relax.op.multiply(acted, up))
 

@@ -34,6 +34,8 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "Hello"},
     "/v1/decisions": {"input": "Hello", "questions": [QUESTION]},
     "/v1/score": {"items": ["Hello"], "labels": ["yes", "no"]},
+    "/v1/rerank": {"query": "Hello", "documents": ["a", "b"]},
+    "/v2/rerank": {"query": "Hello", "documents": ["a", "b"]},
     "/v1/tokenize": {"prompt": "Hello"},
     "/v1/detokenize": {"tokens": [1]},
     "/api/chat": {"messages": HELLO},
@@ -67,6 +69,10 @@ ANTHROPIC: dict[str, Any] = {
     "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     "output_config.format": {"type": "json_schema", "schema": SCHEMA},
     "output_format": {"type": "json_schema", "schema": SCHEMA},
+}  # fmt: skip
+RERANKED: dict[str, Any] = {
+    "model": "another", "query": "Bye", "documents": ["a", "c"], "top_n": 1, "return_documents": True,
+    "instruction": "Be strict.",
 }  # fmt: skip
 OLLAMA: dict[str, Any] = {
     "model": "another", "stream": False, "format": "json", "options": {"seed": 3},
@@ -112,6 +118,8 @@ CASES: dict[str, dict[str, Any]] = {
         "label_token_ids": ({"labels": None, "label_token_ids": [1, 2]}, [2, 3]), "apply_softmax": True,
         "item_first": ({"query": "Hi"}, True),
     },
+    "/v1/rerank": RERANKED,
+    "/v2/rerank": RERANKED,
     "/v1/tokenize": {
         "model": "another", "prompt": "Bye",
         "messages": ({"prompt": None, "messages": HELLO}, [{"role": "user", "content": "Bye"}]),

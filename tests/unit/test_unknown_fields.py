@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -113,10 +114,11 @@ def test_completions_and_embeddings_ignore_too(http: TestClient) -> None:
 
 def test_a_front_hands_on_nothing_that_it_ignored(http: TestClient, engine: Noting) -> None:
     ask(http, repeat_penalty=1, user={"id": 1}, temperature=0.5, messages=[{**HELLO[0], "id": "m"}])
-    handed_on = upstream_body(engine.asked[-1], "there", salted=False)
+    handed_on = upstream_body(engine.asked[-1], ROUTE)
     assert handed_on == {"model": "there", "messages": HELLO, "temperature": 0.5}
 
 
+ROUTE: Any = SimpleNamespace(model="there", salts=False, priorities=False)
 IMAGE = [
     {"type": "text", "text": "What is it?"},
     {"type": "image_url", "image_url": {"url": "data:,x", "detail": "low"}},
@@ -136,7 +138,7 @@ def test_what_only_an_upstream_knows_is_passed_on(engine: Noting, monkeypatch: p
     idle = {"modalities": ["text"], "seed": None, "user": "Ann", "kv_transfer_params": {"remote_host": "a"}}
     made = ask(http, **UNKNOWN, **idle)
     assert (made.status_code, HEADER in made.headers) == (200, False), made.text
-    sent = upstream_body(engine.asked[-1], "there", salted=False)
+    sent = upstream_body(engine.asked[-1], ROUTE)
     first, second = UNKNOWN["messages"]
     told = [first, {name: value for name, value in second.items() if value is not None}]
     assert sent == {**UNKNOWN, "messages": told, "model": "there"}
@@ -153,7 +155,7 @@ def test_a_front_passes_on_whether_it_is_strict_or_not(
     assert ask(http, **UNKNOWN).status_code == 200
     made = ask(http, messages=[{"role": "user", "content": IMAGE}], mirostat=2)
     assert (made.status_code, HEADER in made.headers) == (200, False)
-    sent = upstream_body(engine.asked[-1], "there", salted=False)
+    sent = upstream_body(engine.asked[-1], ROUTE)
     assert (sent["messages"][0]["content"], sent["mirostat"]) == (IMAGE, 2)
 
 

@@ -15,6 +15,7 @@ from nearfar.step.ops import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
     "relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh", "relax.nn.gelu": "gelu_erf",
+    "relax.sigmoid": "sigmoid",
 }  # fmt: skip
 
 

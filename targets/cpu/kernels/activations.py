@@ -26,8 +26,11 @@ def silu(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e⁻ˣ)."""
-    return T.Bind(v.splat(1.0) / (v.splat(1.0) + v.exp(v.splat(0.0) - x)))
+    """1 / (1 + e⁻ˣ); NaN stays NaN, which v.exp would make a number of."""
+    x = v.keep(x)
+    found = T.Bind(v.splat(1.0) / (v.splat(1.0) + v.exp(v.splat(0.0) - x)))
+    size = T.Bind(v.bits(x, v.I32X16) & v.isplat(0x7FFFFFFF))
+    return T.Bind(tirx.Select(size > v.isplat(0x7F800000), x, found))
 
 
 def gelu_tanh(x: Expr) -> Expr:

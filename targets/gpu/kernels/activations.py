@@ -71,4 +71,6 @@ def activated(activation: Activation, value):
     """The activation of a value."""
     if activation == "silu":
         return sigmoid_product(value, value)
+    if activation == "sigmoid":
+        return sigmoid_product(T.float32(1), value)
     return {"gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf, "relu2": relu2}[activation](value)
