@@ -12,11 +12,10 @@ import pytest
 
 from nearfar.auto_models import auto_models
 from nearfar.errors import RequestError
-from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from tests.support.clouds import DONE, STREAM, Cloud, Json, reply, said
-from tests.support.servers import RunningServer
+from tests.support.fronts import opened_fronts
 
 CHAT = "/v1/chat/completions"
 EASY = "What color is the sky?"
@@ -43,23 +42,17 @@ def cloud(small_up: bool = True) -> Cloud:
 
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Any]:
-    opened: list[Any] = []
+    with opened_fronts() as fronts:
 
-    def make(
-        policy: Json | None = None, small_up: bool = True, app: AppOptions | None = None
-    ) -> httpx.Client:
-        file = tmp_path / "policy.json"
-        file.write_text(json.dumps(policy or {"difficulty_threshold": 0.5}))
-        server = cloud(small_up)
-        options = UpstreamOptions(probe_seconds=60, auto=auto_models("small,large", file))
-        running = RunningServer(lambda: UpstreamEngine.connect([server.address], options), app)
-        client = httpx.Client(base_url=running.address, timeout=60)
-        opened.extend((client, running))
-        return client
+        def make(
+            policy: Json | None = None, small_up: bool = True, app: AppOptions | None = None
+        ) -> httpx.Client:
+            file = tmp_path / "policy.json"
+            file.write_text(json.dumps(policy or {"difficulty_threshold": 0.5}))
+            auto = auto_models("small,large", file)
+            return fronts(cloud(small_up), app=app, key=None, auto=auto)[1]
 
-    yield make
-    for each in opened:
-        each.close()
+        yield make
 
 
 def chosen(client: httpx.Client, text: str, key: str = "", **more: Any) -> Any:

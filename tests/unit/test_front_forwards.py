@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.errors import RequestError
-from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.remote.chunks import ShapeError
@@ -21,7 +19,7 @@ from nearfar.remote.forms import read_form
 from nearfar.remote.openapi import listed_paths
 from nearfar.remote.server import NATIVE
 from tests.support.clouds import STREAM, Cloud, Json, listing, reply
-from tests.support.servers import RunningServer
+from tests.support.fronts import opened_fronts
 
 SALTED = ["model", "input", "cache_salt", "priority"]
 Front = Callable[..., httpx.Client]
@@ -30,20 +28,8 @@ Front = Callable[..., httpx.Client]
 @pytest.fixture
 def front() -> Iterator[Front]:
     """Makes a front of a cloud, and gives a client of it."""
-    opened: list[Any] = []
-
-    def make(
-        cloud: Cloud, names: tuple[str, ...] = (), app: AppOptions | None = None, **more: Any
-    ) -> httpx.Client:
-        options = UpstreamOptions(key="inner", probe_seconds=60, **more)
-        server = RunningServer(lambda: UpstreamEngine.connect([cloud.address], options, names), app)
-        client = httpx.Client(base_url=server.address, timeout=60)
-        opened.extend((client, server))
-        return client
-
-    yield make
-    for each in opened:
-        each.close()
+    with opened_fronts() as fronts:
+        yield lambda *given, **more: fronts(*given, **more)[1]
 
 
 def description(paths: dict[str, list[str]]) -> Json:

@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, reply
-from tests.support.servers import RunningServer
+from tests.support.fronts import opened_fronts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Front = Callable[..., httpx.Client]
@@ -23,20 +22,8 @@ Front = Callable[..., httpx.Client]
 @pytest.fixture
 def front() -> Iterator[Front]:
     """Makes a front of a cloud, and gives a client of it."""
-    opened: list[Any] = []
-
-    def make(
-        cloud: Cloud, names: tuple[str, ...] = (), app: AppOptions | None = None, **more: Any
-    ) -> httpx.Client:
-        options = UpstreamOptions(key="inner", probe_seconds=60, **more)
-        server = RunningServer(lambda: UpstreamEngine.connect([cloud.address], options, names), app)
-        client = httpx.Client(base_url=server.address, timeout=60)
-        opened.extend((client, server))
-        return client
-
-    yield make
-    for each in opened:
-        each.close()
+    with opened_fronts() as fronts:
+        yield lambda *given, **more: fronts(*given, **more)[1]
 
 
 def chat(**more: Any) -> Json:

@@ -11,35 +11,22 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from nearfar.fallback_server.engines import upstream
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.relay import prompt_text
-from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.remote.vectors import read_vectors
 from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, event, listing, reply, said, usage
-from tests.support.servers import RunningServer
+from tests.support.fronts import Fronts, opened_fronts
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
 
 @pytest.fixture
-def fronts() -> Iterator[Any]:
-    """Makes a front of a cloud, and gives a client of it."""
-    opened: list[Any] = []
-
-    def make(cloud: Cloud) -> tuple[RunningServer, httpx.Client]:
-        options = UpstreamOptions(key="inner", probe_seconds=60)
-        server = RunningServer(lambda: UpstreamEngine.connect([cloud.address], options))
-        client = httpx.Client(base_url=server.address, timeout=60)
-        opened.extend((client, server))
-        return server, client
-
-    yield make
-    for each in opened:
-        each.close()
+def fronts() -> Iterator[Fronts]:
+    with opened_fronts() as made:
+        yield made
 
 
 def body(model: str = "m", **more: Any) -> Json:
