@@ -19,7 +19,7 @@ from nearfar.step.decoder import (
     read_decoder,
 )
 from nearfar.step.model import Model
-from nearfar.step.rope import read_rope
+from nearfar.step.rope import Rotation, read_rope
 
 EPS = 1e-5
 
@@ -28,14 +28,19 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context, eps=EPS)
     rotation = read_rope(read, c.head_dim, c.context)
-    bias = read.flag("attention_bias")
-    attend = Attention(
-        c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim), qkv_bias=bias, o_bias=bias,
-        q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps, norm_all=True,
-    )  # fmt: skip
+    attend = read_attention(read, c, rotation)
     s = StepBuilder()
     s.rope("rope", rotation.rope)
     return post_norm(s, c, "olmo2", [attend] * c.layers, Mlp(c.inner, read_activation(read)))
+
+
+def read_attention(read: ConfigReader, c: Decoder, rotation: Rotation) -> Attention:
+    """Attention with biases as the config says, and with norms of q and k as a whole."""
+    bias = read.flag("attention_bias")
+    return Attention(
+        c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim), qkv_bias=bias, o_bias=bias,
+        q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps, norm_all=True,
+    )  # fmt: skip
 
 
 def post_norm(s: StepBuilder, c: Decoder, architecture: str, layers: Sequence[Attention], mlp: Mlp) -> Model:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
-from nearfar.step.decoder import Attention, Mlp, order_of, read_activation, read_decoder, read_windows
+from nearfar.step.decoder import Mlp, order_of, read_activation, read_decoder, read_windows
 from nearfar.step.model import Model
 from nearfar.step.models.gemma3_text import local_rope
-from nearfar.step.models.olmo2 import EPS, post_norm
+from nearfar.step.models.olmo2 import EPS, post_norm, read_attention
 from nearfar.step.rope import THETA, read_rope
 
 BASE = 500000.0
@@ -29,11 +29,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         "local": local_rope(read, c, "rope_theta", BASE),
         "global": read_rope(read, c.head_dim, c.context, layer_type="full_attention", theta=BASE),
     }
-    bias = read.flag("attention_bias")
-    attend = Attention(
-        c.heads, c.kv_heads, c.head_dim, qkv_bias=bias, o_bias=bias, q_norm="q_norm", k_norm="k_norm",
-        norm_eps=c.eps, norm_all=True,
-    )  # fmt: skip
+    attend = read_attention(read, c, tables["global"])
     types = ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(c.layers)]
     s = StepBuilder()
     layers = []

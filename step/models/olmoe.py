@@ -8,24 +8,19 @@ from dataclasses import replace
 
 from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
-from nearfar.step.decoder import Attention, order_of, read_activation, read_decoder
+from nearfar.step.decoder import read_activation, read_decoder
 from nearfar.step.experts import read_experts
 from nearfar.step.model import Model
 from nearfar.step.models.llama import pre_norm
+from nearfar.step.models.olmo2 import EPS, read_attention
 from nearfar.step.rope import read_rope
-
-EPS = 1e-5
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context, eps=EPS)
     rotation = read_rope(read, c.head_dim, c.context)
-    bias = read.flag("attention_bias")
-    attend = Attention(
-        c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim), qkv_bias=bias, o_bias=bias,
-        q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps, norm_all=True,
-    )  # fmt: skip
+    attend = read_attention(read, c, rotation)
     moe = replace(
         read_experts(read, c.inner, "num_experts"), activation=read_activation(read),
         normalize=0.0 if read.flag("norm_topk_prob") else None,
