@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from nearfar.format import packs
+from nearfar.format import bundle_files
 from nearfar.format.buffers import buffers
 from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
@@ -42,7 +42,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
     if not found_step:
         yield from _buffers(manifest)
     yield from _files(manifest)
-    yield from packs.problems(manifest)
+    yield from bundle_files.problems(manifest)
     names = [program.name for program in manifest.programs]
     if len(set(names)) < len(names):
         yield f"programs have the same name: {', '.join(names)}"

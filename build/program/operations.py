@@ -62,7 +62,7 @@ def rope_append(f: StepFunction, op: ops.RopeAppend) -> relax.Expr:
     norms = {
         name: f.vector(weight) for name, weight in (("q_norm", op.q_norm), ("k_norm", op.k_norm)) if weight
     }
-    if job.rounds:
+    if job.rounds_keys:
         name = rounding(op.cache)
         shape = (2 * job.kv_heads * job.head_dim,)
         have["k_rounding"] = f.input(name, f"weight:{name}", shape, "float32")

@@ -41,7 +41,7 @@ from nearfar.targets.gpu.kernels.attention.choice import attention, split
 from nearfar.targets.gpu.kernels.experts import experts
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
 from nearfar.targets.gpu.kernels.linear.embed import embed
-from nearfar.targets.gpu.kernels.linear.matmul_int8 import rounds
+from nearfar.targets.gpu.kernels.linear.matmul_int8 import int8_products
 from nearfar.targets.gpu.kernels.linear.pieces import of_pieces
 from nearfar.targets.gpu.kernels.norm import norm
 from nearfar.targets.gpu.kernels.route import route
@@ -205,4 +205,4 @@ def variant(
     return Variant(name, precision, kernels, device.name, products)
 
 
-__all__ = ["GpuKernels", "rounds", "variant", "variants", "with_caches"]
+__all__ = ["GpuKernels", "int8_products", "variant", "variants", "with_caches"]

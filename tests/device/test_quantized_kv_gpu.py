@@ -115,7 +115,7 @@ def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
     arrays |= {"x": rows.reshape(m, -1), "page_table": table, "out": np.zeros(job.out[0], np.float32)}
     arrays["slots"][:m], arrays["positions"][:m] = 1, np.arange(m)
     arrays |= {name: np.zeros(shape, dtype) for name in ("k_cache", "v_cache")}
-    if job.rounds:
+    if job.rounds_keys:
         arrays["k_rounding"][...] = 0
     got = run(kernels("discrete").stages(job), "f32", arrays)
     for name, first in (("k_cache", 2), ("v_cache", 2 + kv)):

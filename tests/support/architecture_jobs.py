@@ -62,7 +62,7 @@ def _jobs(model: Model, kernels: Kernels, dtype: Float) -> list[GraphJob]:
     for m in SMALL.step:
         dtypes = Precisions(kernels.activations, dtype)
         module[f"step_{m}"] = lower_step(model, manifest.CACHE, kernels, dtypes, matrices, m).function
-    bundles = kernels.bundles(model.step, rounds=False)
+    bundles = kernels.bundles(model.step, rounds_keys=False)
     bundled = {tuple(map(identifier, held)): identifier(name) for name, held in bundles.items()}
     flow = compile_flow(kernels, bundled, gpu=True)
     until = [each.name for each in flow].index(FUSED)

@@ -156,7 +156,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
     k, v = turned(heads[1], "k_norm"), heads[2]
     if job.v_norm_eps is not None:
         v = rms_norm(v, job.v_norm_eps)
-    if job.rounds:
+    if job.rounds_keys:
         k = k - a["k_rounding"].reshape(2, job.kv_heads, -1)[0]
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(facts[:, 0] >= 0):
@@ -170,7 +170,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
 def rounding_weights(job: Paged | Project, a: Arrays) -> Array | None:
     """By which errors of keys move their offsets, as wide as a cache; None where they do not."""
     paged = job.paged if isinstance(job, Project) else job
-    if not isinstance(paged, RopeAppend) or not paged.rounds:
+    if not isinstance(paged, RopeAppend) or not paged.rounds_keys:
         return None
     held = a["k_rounding"] if isinstance(job, RopeAppend) else a["vectors"][job.starts["k_rounding"] :]
     return held.reshape(2, paged.kv_heads, 1, paged.head_dim)[1]

@@ -62,7 +62,7 @@ def rope_append(job: RopeAppend) -> Staged:
         stages.append(Stage(each.func, (*each.args[:-1], given["rows"])))
         scratch.append(facts.out)
         func = rope_codes.appended(job, x_dtype, rotated)
-        names = ["x", "rows", *["k_rounding"] * job.rounds, "k_cache", "v_cache", "out"]
+        names = ["x", "rows", *["k_rounding"] * job.rounds_keys, "k_cache", "v_cache", "out"]
     else:
         func = _appended(job, x_dtype, rotated)
         left_out = ("q_norm", "k_norm", *(() if rotated else ("rope",)))

@@ -59,7 +59,7 @@ BLOCKS = TILE_K // INPUTS
 QUADS = INPUTS // BYTES  # words of a block
 
 
-def rounds(matrix: Matrix) -> bool:
+def int8_products(matrix: Matrix) -> bool:
     """Whether int8 products are possible: codes must be in one plane, so that they can become bytes of a
     word.
     """
