@@ -138,7 +138,7 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
     for name, frequencies in named:
         tensor = tensors.get(str(frequencies))
         if tensor is None:
-            yield f"ropes.{name}.inv_freq is {str(frequencies)[:80]!r}, which is no tensor of the weights"
+            yield f"ropes.{name}.inv_freq is {str(frequencies)[:80]!r}, which is not a tensor of the weights"
         elif tensor.dtype != "float32" or tensor.shape not in [(half,) for half in halves]:
             yield (
                 f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, "

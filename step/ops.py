@@ -551,7 +551,7 @@ def problems_of(op: Op, of: Shapes) -> list[str]:
     found = [f"reads {name}, which nothing before it makes" for name in reads(op) if name not in of.widths]
     for name in weights_of(op):
         if name not in of.params:
-            found.append(f"names the weight {name!r}, which is no parameter")
+            found.append(f"names the weight {name!r}, which is not a parameter")
     found += [
         f"uses cache {cache}, there are {len(of.caches)}"
         for cache in caches_of(op)

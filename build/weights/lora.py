@@ -125,7 +125,7 @@ def open_lora(path: Path, name: str) -> Lora:
         if found := PART.fullmatch(plain):
             parts.setdefault(found["module"], {})[found["which"].removesuffix(".weight")] = tensor
         elif "lora_" in plain:
-            raise CheckpointError(f"{path / WEIGHTS}: tensor {tensor!r} is no part of a plain LoRA")
+            raise CheckpointError(f"{path / WEIGHTS}: tensor {tensor!r} is not part of a plain LoRA")
         else:
             whole[plain.replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")] = tensor
     if not parts and not whole:

@@ -60,8 +60,8 @@ def find_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> ChatT
         return ChatTemplates()
     if "default" not in named and len(named) > 1:
         raise ArtifactError(
-            f"of the chat templates {', '.join(sorted(named))} none is called default: call that of plain "
-            "chats so"
+            f"of the chat templates {', '.join(sorted(named))} none is named default: give the one for "
+            "plain chats this name"
         )
     plain = named.get("default", next(iter(named.values())))
     tools = named.get("tool_use")

@@ -153,7 +153,7 @@ def shapes() -> Shapes:
         (ops.Add("o", "x", "y"), "reads y of 16 columns, and needs 8"),
         (ops.Mul("o", "x", "z"), "reads z, which nothing before it makes"),
         (ops.Scale("o", "x", "v"), "reads v of 4 values, and needs 1"),
-        (ops.Scale("o", "x", "u"), "names the weight 'u', which is no parameter"),
+        (ops.Scale("o", "x", "u"), "names the weight 'u', which is not a parameter"),
         (ops.Columns("o", "x", 4, 8), "takes columns 4 to 12 of x, which has 8"),
         (ops.Route("o", "x", 9), "chooses 9 of 8 experts"),
         (ops.Route("o", "x", 2, bias="v"), "reads v of 4 values, and needs 8"),

@@ -117,7 +117,7 @@ def _scaling(facts: Facts) -> Config | None:
         read.refuse("rope.scaling.type", f"another type: there are no tensors {' and '.join(names)}")
     if (factors := facts.factors("rope_freqs.weight")) is not None:
         if kind == "yarn" or (kind == "linear" and factor != 1):
-            read.refuse("rope.scaling.type", "none, beside a tensor rope_freqs.weight")
+            read.refuse("rope.scaling.type", "none, together with a tensor rope_freqs.weight")
         # Llama 3's frequencies come as divisors, which is longrope without its other settings.
         both = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "factor": 1.0}
         return {"rope_type": "longrope", **both, "original_max_position_embeddings": context}

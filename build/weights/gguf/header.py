@@ -130,7 +130,7 @@ class _Reader:
 
     def header(self) -> Header:
         if self._take(4, "its magic") != MAGIC:
-            self._refuse("does not begin with GGUF: it is no GGUF file")
+            self._refuse("does not begin with GGUF: it is not a GGUF file")
         version = self._number("<u4", "its version")
         if version & 0xFFFF == 0 and version:
             self._refuse("is big-endian, which is not read: convert it for little-endian machines")
@@ -256,7 +256,7 @@ class _Reader:
         try:
             return found.decode("utf-8")
         except UnicodeDecodeError as error:
-            self._refuse(f"{what} is no UTF-8 ({error}): {AGAIN}")
+            self._refuse(f"{what} is not UTF-8 ({error}): {AGAIN}")
 
     def _check_count(self, count: int, least: int, what: str) -> None:
         """Raise CheckpointError where `count` items of at least `least` bytes do not fit into the rest of the

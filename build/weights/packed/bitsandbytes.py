@@ -154,7 +154,7 @@ def _state(checkpoint: Checkpoint, name: str) -> State:
         offset = float(found.get("nested_offset", 0.0))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"tensor {name!r} is no JSON with shape and blocksize ({error}): download the checkpoint again"
+            f"tensor {name!r} is not JSON with shape and blocksize ({error}): download the checkpoint again"
         ) from error
     if not math.isfinite(offset):
         raise CheckpointError(f"tensor {name!r}: nested_offset is {offset}: download the checkpoint again")
@@ -163,5 +163,5 @@ def _state(checkpoint: Checkpoint, name: str) -> State:
 
 def _natural(value: object) -> int:
     if type(value) is not int or not 0 < value < 2**31:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value

@@ -38,7 +38,7 @@ def pull(
     requantize: Annotated[
         str | None,
         typer.Option(
-            help="Quantize a quantized checkpoint anew, instead of keeping its codes: q2 to q8 or none.",
+            help="Quantize a quantized checkpoint again, instead of keeping its codes: q2 to q8 or none.",
             show_default=False,
         ),
     ] = None,

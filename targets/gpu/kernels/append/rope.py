@@ -28,7 +28,7 @@ def check_rope(job: RopeAppend) -> None:
     """BuildError for queries whose scaling starts at a fraction of a position."""
     if job.q_scale is not None and job.q_scale[1] != int(job.q_scale[1]):
         original = job.q_scale[1]
-        raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
+        raise BuildError(f"q_scale: {original} positions: the GPU targets need a whole number")
 
 
 def rope_append(job: RopeAppend) -> Staged:
