@@ -93,7 +93,7 @@ class Lora:
 
 
 def check_config(config: Mapping[str, Any], file: str) -> None:
-    """Raise CheckpointError for the settings of an adapter that is no plain LoRA. `file`: for messages."""
+    """Raise CheckpointError for the settings of an adapter that is not a plain LoRA. `file`: for messages."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{file}: peft_type is {show(kind)}; expected LORA: nothing else is merged")

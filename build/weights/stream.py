@@ -141,7 +141,7 @@ class _Done:
 @dataclass(frozen=True)
 class WeightStream:
     """Yields the parameters of a checkpoint as slices, in order. `keeps`: the matrices of `packed` whose
-    codes are carried over; the others are quantized anew.
+    codes are carried over; the others are quantized again.
     """
 
     params: Sequence[Param]

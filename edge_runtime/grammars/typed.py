@@ -169,7 +169,7 @@ class TypedKeywords(ABC):
             self._required(own, place)
         if own.get("minProperties", 0) > 1 and own.get("additionalProperties", False) is not False:
             # The same name twice would count as two properties.
-            self._drop(place, "minProperties", "together with additionalProperties it is only enforced up to 1")
+            self._drop(place, "minProperties", "with additionalProperties it is only enforced up to 1")
             del own["minProperties"]
         return own
 
@@ -212,7 +212,9 @@ class TypedKeywords(ABC):
         if names is True or not self._limits_names(made := self._schema(names, f"{place}/propertyNames")):
             return
         if "properties" in own or "patternProperties" in own:
-            self._drop(place, "propertyNames", "it cannot be enforced together with properties or patternProperties")
+            self._drop(
+                place, "propertyNames", "it cannot be enforced together with properties or patternProperties"
+            )
             return
         others = own.get("additionalProperties", True)
         value = {} if others is True else others

@@ -91,8 +91,8 @@ async def load(core: EngineCore, path: Path, progress: Progress | None) -> Snaps
     if snapshot.keys != keys:
         raise SnapshotError(
             f"the keys of the snapshot {path} are rounded by a calibration on {snapshot.keys or 'no text'}, "
-            f"those of this artifact on {keys or 'no text'}: save it again here, or build both artifacts with the same "
-            "--calibrate"
+            f"those of this artifact on {keys or 'no text'}: save it again here, or build both artifacts "
+            "with the same --calibrate"
         )
     tokens = tensors.pop("tokens")
     if tokens.max() >= core.manifest.model.vocab_size:

@@ -52,7 +52,7 @@ def find_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> ChatT
     """The templates of a tokenizer_config.json and of TEMPLATE_FILES next to it.
 
     If there is a chat_template.jinja, the config's templates are ignored. ArtifactError if the config's are
-    no templates, or if none of several is the plain one.
+    not templates, or if it has several and no default one.
     """
     named = {} if TEMPLATE in files else _named(config.get("chat_template"))
     named |= {_NAMES[name]: text for name, text in files.items()}

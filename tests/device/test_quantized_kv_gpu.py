@@ -94,7 +94,8 @@ def test_projections_that_append(
 
 def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
     """Scale and offset to the bit as NumPy makes them: of values below float16's normal numbers, of equal
-    ones, of huge ones, which saturate, and of what is no number, which makes none of its group alone.
+    ones, of huge ones, which saturate, and of what is not a number, which makes its own group NaN and no
+    other.
     """
     dim, kv, m = 128, 2, 16
     made: RopeAppend = gpu_jobs.paged(RopeAppend, (m, 2, kv, dim), "float32", rope=False)

@@ -185,9 +185,9 @@ def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
         ),
         (
             lambda d: d["ropes"]["rope"].update(inv_freq="no"),
-            "ropes.rope.inv_freq is 'no', which is no tensor",
+            "ropes.rope.inv_freq is 'no', which is not a tensor",
         ),
-        (lambda d: d["ropes"]["rope"].update(inv_freq=[1.0] * 4), "which is no tensor"),
+        (lambda d: d["ropes"]["rope"].update(inv_freq=[1.0] * 4), "which is not a tensor"),
         (
             lambda d: d["model"].update(eos_token_ids=[1, 261]),
             "special token 261 is not below model.vocab_size 261",

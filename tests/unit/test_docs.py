@@ -211,7 +211,7 @@ def test_imports_modules_and_extras_exist(page: docs.Page) -> None:
 
 
 def parsed(text: str) -> ast.Module:
-    """The tree of a snippet; one that is no Python, such as a signature alone, says nothing."""
+    """The tree of a snippet; one that is not Python, such as a signature alone, says nothing."""
     try:
         return ast.parse(text)
     except SyntaxError:

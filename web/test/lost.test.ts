@@ -138,7 +138,7 @@ describe("engine.lost", () => {
     expect((await engine.lost).message).toContain("one of its messages cannot be read");
   });
 
-  test("settles where the device could not be opened anew, with that reason", async () => {
+  test("settles where the device could not be opened again, with that reason", async () => {
     const { engine, workers } = await engineOf();
     const error = new DeviceError("no GPU", { code: "no-adapter" });
     workers[0]?.say({ type: "lost", error: toErrorRecord(error) });

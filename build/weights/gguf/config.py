@@ -68,7 +68,7 @@ def _common(read: ConfigReader, name: str, tensors: Mapping[str, Tensor]) -> Con
     """Read the keys that every architecture has."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
-        raise read.error("there is no tensor 'token_embd.weight': it is no language model, or a part of one")
+        raise read.error("it has no tensor 'token_embd.weight': it is not a whole language model")
     hidden, heads = read.size("embedding_length"), read.size("attention.head_count")
     head_dim = read.size("attention.key_length", max(1, hidden // heads))
     if read.size("attention.value_length", head_dim) != head_dim:

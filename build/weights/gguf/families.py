@@ -133,7 +133,7 @@ def gemma4(facts: Facts) -> None:
     factors = facts.factors("rope_freqs.weight") or [1.0] * (whole // 2)
     turning = sum(factor < STILL for factor in factors)
     if factors[:turning] != [1.0] * turning or config.pop("rope_scaling", None) is None:
-        raise read.error("tensor 'rope_freqs.weight' is not a row of ones followed by pairs that do not rotate")
+        raise read.error("tensor 'rope_freqs.weight' is not ones, then pairs that do not rotate")
     config["rope_parameters"] = {
         "sliding_attention": {
             "rope_type": "default",

@@ -218,8 +218,8 @@ def _group_of(base: str, groups: tuple[Group, ...]) -> Group:
         if kind in group.targets:
             return group
     raise CheckpointError(
-        f"config.json: {base} is quantized, and no group of quantization_config names it: the config does not "
-        "belong to the weights, download both again"
+        f"config.json: {base} is quantized, and no group of quantization_config names it: the config "
+        "does not belong to the weights, download both again"
     )
 
 

@@ -1,7 +1,7 @@
 """The interface of quantized checkpoints: each format is one file.
 
 A format gives two readings of a matrix's rows: `carry`, the checkpoint's own integers in our affine layout,
-and `weights`, dequantized floats, which are then quantized anew. The manifest says for each matrix which one
+and `weights`, dequantized floats, which are then quantized again. The manifest says for each matrix which one
 a build took, in the words of nearfar.format.manifest.CARRIED.
 """
 

@@ -191,7 +191,7 @@ def serve(
         _option(
             "Network",
             "--allowed-host",
-            "A host name for clients, in addition to this machine's own names; may be repeated; '*': any name.",
+            "A host name for clients, besides this machine's own; may be repeated; '*': any name.",
         ),
     ] = None,
     keep_alive: Annotated[

@@ -138,7 +138,7 @@ export abstract class TypedKeywords {
     if ("required" in own) this.#required(own, place);
     if (Number(own.minProperties ?? 0) > 1 && (own.additionalProperties ?? false) !== false) {
       // A repeated name would count as two properties.
-      this.drop(place, "minProperties", "together with additionalProperties it is only enforced up to 1");
+      this.drop(place, "minProperties", "with additionalProperties it is only enforced up to 1");
       delete own.minProperties;
     }
     return own;
@@ -183,7 +183,11 @@ export abstract class TypedKeywords {
 
   #propertyNames(own: Schema, place: string): void {
     if ("properties" in own || "patternProperties" in own) {
-      this.drop(place, "propertyNames", "it cannot be enforced together with properties or patternProperties");
+      this.drop(
+        place,
+        "propertyNames",
+        "it cannot be enforced together with properties or patternProperties",
+      );
       delete own.propertyNames;
     } else own.propertyNames = this.schema(own.propertyNames, `${place}/propertyNames`);
   }

@@ -294,7 +294,7 @@ async function sweep(folders: Folders): Promise<void> {
   for (const name of await namesIn(folders.lists)) if (!lists.has(name)) await remove(folders.lists, name);
 }
 
-/** Reads all lists, by name; files that are no list are left out. */
+/** Reads all lists, by name; files that are not lists are left out. */
 async function readLists(folders: Folders): Promise<Map<string, FileList>> {
   const lists = new Map<string, FileList>();
   for (const name of await namesIn(folders.lists)) {
