@@ -260,6 +260,26 @@ def test_every_command_is_in_the_readme() -> None:
     } == set()
 
 
+def test_the_glossary_has_at_most_60_terms_that_the_project_uses() -> None:
+    rows = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## Glossary")[2]
+    terms = re.findall(r"^\| ([\w -]+?)(?: / [\w -]+)? \| (?!meaning)", rows, re.MULTILINE)
+    terms = [term for term in terms if set(term) - {"-"}]
+    assert 40 < len(set(terms)) == len(terms) <= 60
+    elsewhere = "\n".join(
+        file.read_text(encoding="utf-8").lower()
+        for folder, ending in (
+            ("docs", "md"),
+            ("step", "py"),
+            ("edge_runtime", "py"),
+            ("fallback_server", "py"),
+        )
+        for file in (ROOT / folder).rglob(f"*.{ending}")
+        if file.name != "architecture.md"
+    )
+    words = re.sub(r"\s+", " ", elsewhere)
+    assert [term for term in terms if term.lower() not in words] == []
+
+
 def test_every_model_file_is_in_the_table_of_models() -> None:
     """`step/models/*.py` are the architectures; the page of models names each."""
     told = docs.page("docs/models.md").text

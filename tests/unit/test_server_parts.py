@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime.artifact.variants import ProgramChoice
+from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.tools.asking import ToolChoice
@@ -27,7 +28,6 @@ from nearfar.fallback_server.backend import (
     BackendStats,
     EmbedRequest,
     LabelScores,
-    Logprob,
     RunningProgram,
     Sampling,
     ScoreRequest,

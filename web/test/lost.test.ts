@@ -4,26 +4,9 @@ import { afterEach, describe, expect, test, vi } from "vitest";
 import { type Engine, openEngine } from "../src/page/client.js";
 import type { EngineOptions } from "../src/page/options.js";
 import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
-import type { FromWorker, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { FromWorker, ToWorker } from "../src/protocol/messages.js";
 import type { WorkerPort } from "../src/protocol/ports.js";
-
-const CARD: ModelCard = {
-  name: "sample",
-  architecture: "llama",
-  quantization: "q4",
-  program: "f32",
-  backend: { name: "webgpu", why: "only", reason: "" },
-  choice: { deviceClass: "integrated", why: "only", measured: {} },
-  precision: "f32",
-  adapter: "none",
-  contextLength: 100,
-  largestStep: 256,
-  vocabSize: 97,
-  weightBytes: 1,
-  license: null,
-  features: [],
-};
-const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
+import { CARD, STATS } from "./support/card.js";
 
 /** The worker's side of the line: loads at once, and answers how many messages it was given. */
 class LineWorker implements WorkerPort {
