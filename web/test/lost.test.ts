@@ -6,7 +6,9 @@ import type { EngineOptions } from "../src/page/options.js";
 import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
 import type { FromWorker, ToWorker } from "../src/protocol/messages.js";
 import type { WorkerPort } from "../src/protocol/ports.js";
-import { CARD, STATS } from "./support/card.js";
+import { CARD as SAMPLE, STATS } from "./support/card.js";
+
+const CARD = { ...SAMPLE, contextLength: 100 };
 
 /** The worker's side of the line: loads at once, and answers how many messages it was given. */
 class LineWorker implements WorkerPort {
