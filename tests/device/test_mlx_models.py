@@ -16,7 +16,17 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import BuildError
-from tests.support.architectures import ATTENDING, GROWTH, Case, Massive, checkpoint, make, prompt, reference
+from tests.support.architectures import (
+    ATTENDING,
+    GROWTH,
+    RECURRENT,
+    Case,
+    Massive,
+    checkpoint,
+    make,
+    prompt,
+    reference,
+)
 from tests.support.backends import last_logits
 from tests.support.late import late
 from tests.support.mlx_artifact import Direct
@@ -202,8 +212,10 @@ def test_a_window_bounds_what_is_read(made: Case, root: Path) -> None:
     np.testing.assert_array_equal(direct.step(tokens[-1:], len(tokens) - 1), expected)
 
 
-def test_experts_are_not_exported(tmp_path: Path) -> None:
-    given = next(each for each in ATTENDING if each.experts)
+@pytest.mark.parametrize(("given", "said"), [
+    (next(each for each in ATTENDING if each.experts), "experts"), (RECURRENT[0], "a short convolution"),
+], ids=str)  # fmt: skip
+def test_experts_and_states_are_not_exported(given: Case, said: str, tmp_path: Path) -> None:
     options = BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none", export_function=True)
-    with pytest.raises(BuildError, match="--export-function is not for models with experts"):
+    with pytest.raises(BuildError, match=f"--export-function is not for models with {said}"):
         build(options)

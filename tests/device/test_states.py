@@ -1,5 +1,5 @@
 """Models with short convolutions and recurrent states, beside transformers: conversations, several requests
-at once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in JavaScript.
+at once, prefixes, snapshots, on cpu, MLX and in WebAssembly, and by the engine in JavaScript.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, case in CASES.items():
         folder = made[name] = tmp_path_factory.mktemp(name)
         build(BuildOptions(
-            str(checkpoint(case)), folder, ("cpu", "wasm"), "none", buckets=BUCKETS, cpu_features=("native",),
+            str(checkpoint(case)), folder, ("cpu", "wasm", "mlx"), "none", buckets=BUCKETS,
+            cpu_features=("native",),
         ))  # fmt: skip
     return made
 
@@ -56,7 +57,7 @@ def engine(artifacts: dict[str, Path], name: str, backend: str) -> Iterator[Engi
         yield opened
 
 
-EVERYWHERE = pytest.mark.parametrize("backend", ["cpu", "wasm-threads"])
+EVERYWHERE = pytest.mark.parametrize("backend", ["cpu", "mlx", "wasm-threads"])
 NAMED = pytest.mark.parametrize("name", NAMES)
 
 
@@ -113,9 +114,12 @@ def test_requests_that_begin_alike_come_at_once(engine: Engine, name: str) -> No
         assert len(tokens) - 17 <= cached < len(tokens)
 
 
-def test_a_snapshot_brings_the_state(artifacts: dict[str, Path], tmp_path: Path) -> None:
+@in_turns("target")
+@pytest.mark.parametrize("target", ["cpu", "mlx"])
+def test_a_snapshot_brings_the_state(artifacts: dict[str, Path], target: str, tmp_path: Path) -> None:
+    require(target)
     case = CASES[NAMES[1]]
-    tokens, path = prompt(case, 70), artifacts[NAMES[1]] / "cpu"
+    tokens, path = prompt(case, 70), artifacts[NAMES[1]] / target
     with Engine.load(path, kv_memory="8MB") as first:
         assert first.save_cache(tmp_path / "a.snap", tokens=tokens).tokens == 64
     with Engine.load(path, kv_memory="8MB") as second:
