@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
+pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
+
+import mlx.core as mx
 
 from nearfar.edge_runtime.executors.mlx.delta import CHUNK, Gated, gated_delta
 from nearfar.edge_runtime.executors.mlx.turns import turns

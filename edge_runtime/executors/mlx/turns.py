@@ -19,7 +19,7 @@ class Turn:
     """Consecutive rows of B sequences, as many of each, within one column of states."""
 
     rows: Array
-    """Their numbers among the live rows, [B, T]."""
+    """Numbers of the rows among the live ones, [B, T]."""
     before: tuple[int, ...]
     """The page with the state before the rows of each sequence; -1: the state is 0."""
     pages: tuple[int, ...]
