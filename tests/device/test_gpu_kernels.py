@@ -94,6 +94,13 @@ def test_experts(name: str, target: str) -> None:
     check(job, target, "f32")
 
 
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize("name", gpu_jobs.STATES)
+def test_states(name: str, target: str) -> None:
+    check(gpu_jobs.STATES[name], target, "f32")
+
+
 HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 3, 80))}
 
 

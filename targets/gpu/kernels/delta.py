@@ -1,0 +1,207 @@
+"""The gated delta rule in two launches: the decay and the rate of each row and head, then the states.
+
+A workgroup has some columns of a head's state, and takes the rows in order.
+
+Each thread keeps a part of a column in registers: LANES threads share one. So a step reads and writes a state
+once, however many rows there are, and a row costs one barrier. With S the state before a row, k and q of
+length 1, g its decay and β its rate:
+    d = β · (v − g · Sᵀk)
+    out = g · Sᵀq + (q·k) · d
+    S ← g · S + k ⊗ d
+Of few rows each may begin a sequence: each has workgroups of its own, which take the rows that follow it.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+# ruff: noqa: SIM102
+from __future__ import annotations
+
+from tvm.script import tirx as T
+
+from nearfar.format.sizes import MAX_ROWS, MAX_STEP
+from nearfar.kernels.contract import SCRATCH, Stage, Staged
+from nearfar.kernels.jobs import Delta
+from nearfar.targets.gpu.kernels.activations import sigmoid_product
+from nearfar.targets.gpu.kernels.common import ceil_div, finish
+from nearfar.targets.gpu.kernels.script.text import prim_func
+
+COLUMNS = 32
+"""Columns of a workgroup."""
+LANES = 4
+"""Threads of a column."""
+ALONE = MAX_ROWS
+"""The most rows that have workgroups of their own."""
+
+
+THREADS = 64
+"""Threads of a workgroup that computes decays and rates."""
+
+
+def delta(job: Delta) -> Staged:
+    """The launches of a Delta job. Together they have more than the eight buffers of a kernel."""
+    gates, scratch = ((job.m, 2 * job.heads), "float32"), f"{SCRATCH}0"
+    stages = (
+        Stage(_gates(job), ("gates", "a_log", "dt_bias", scratch)),
+        Stage(_states(job), ("x", scratch, "state", "positions", "slots", "page_table", "out")),
+    )
+    return Staged(stages, (gates,))
+
+
+def _gates(job: Delta):
+    """The kernel with a thread for each row and head: out = [decay | rate]."""
+    m, heads = job.m, job.heads
+
+    def softplus(value):
+        return T.max(value, T.float32(0)) + T.log(T.float32(1) + T.exp(-T.max(value, -value)))
+
+    @prim_func
+    def kernel(
+        gates: T.Buffer((m, 2 * heads), "float32"),
+        a_log: T.Buffer((heads,), "float32"),
+        dt_bias: T.Buffer((heads,), "float32"),
+        out: T.Buffer((m, 2 * heads), "float32"),
+    ):
+        for bx in T.thread_binding(ceil_div(m * heads, THREADS), thread="blockIdx.x"):
+            for tx in T.thread_binding(THREADS, thread="threadIdx.x"):
+                at = T.alloc_local((2,), "int32")  # row, head
+                value = T.alloc_local((1,), "float32")
+                at[0] = (bx * THREADS + tx) // heads
+                at[1] = (bx * THREADS + tx) % heads
+                if at[0] < m:
+                    value[0] = gates[at[0], at[1]] + dt_bias[at[1]]
+                    out[at[0], at[1]] = T.exp(-T.exp(a_log[at[1]]) * softplus(value[0]))
+                    value[0] = gates[at[0], heads + at[1]]
+                    out[at[0], heads + at[1]] = sigmoid_product(T.float32(1), value[0])
+
+    return finish(kernel, "delta_gates")
+
+
+def _states(job: Delta):
+    """The kernel with a workgroup for some columns of a head. `gates`: as _gates makes them."""
+    m, heads, depth, width, stride = job.m, job.heads, job.key_dim, job.value_dim, job.stride
+    keys, each = job.key_heads * depth, job.heads // job.key_heads
+    part = ceil_div(depth, LANES)  # values of a column that a thread keeps
+    ragged = depth % LANES != 0
+    columns = min(COLUMNS, width)
+    apart, last_row = m <= ALONE, m - 1
+
+    @prim_func
+    def kernel(
+        x: T.Buffer((m, job.x_width), "float32"),
+        gates: T.Buffer((m, 2 * heads), "float32"),
+        state_h: T.handle,
+        positions: T.Buffer((MAX_STEP,), "int32"),
+        slots: T.Buffer((MAX_STEP,), "int32"),
+        page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
+        out: T.Buffer((m, heads * width), "float32"),
+    ):
+        pages = T.int32()
+        state = T.match_buffer(state_h, (pages, heads, depth, width), "float32")
+        for bx in T.thread_binding(heads * ceil_div(width, columns), thread="blockIdx.x"):
+            for by in T.thread_binding(m if apart else 1, thread="blockIdx.y"):
+                for tx in T.thread_binding(columns * LANES, thread="threadIdx.x"):
+                    # by row parity: sums of S·k, S·q for each column; of k·k, q·q, q·k
+                    found = T.alloc_shared((2 * 2 * LANES * columns,), "float32")
+                    products = T.alloc_shared((2 * 3 * LANES,), "float32")
+                    kept = T.alloc_local((part,), "float32")
+                    own = T.alloc_local((5,), "float32")
+                    value = T.alloc_local((5,), "float32")
+                    # head, column, first row, row behind the last, position, slot, page, place in depth
+                    at = T.alloc_local((8,), "int32")
+                    lane: T.let = tx // columns
+                    at[0] = bx // ceil_div(width, columns)
+                    at[1] = T.min(bx % ceil_div(width, columns) * columns + tx % columns, width - 1)
+                    first_key: T.let = keys + at[0] // each * depth
+                    first_query: T.let = at[0] // each * depth
+                    writes: T.let = bx % ceil_div(width, columns) * columns + tx % columns < width
+                    at[2] = 0
+                    at[3] = m
+                    if apart:
+                        at[2] = by
+                        at[3] = by + 1
+                        if by > 0:
+                            at[4] = T.max(by - 1, 0)
+                            if positions[by] > 0:
+                                if slots[at[4]] == slots[by] and positions[at[4]] == positions[by] - 1:
+                                    at[3] = by  # another row's workgroups take this row
+                        if at[3] > by and positions[by] >= 0:
+                            for r in T.serial(1, m):
+                                at[4] = T.min(by + r, last_row)
+                                if at[3] == by + r and by + r < m:
+                                    if slots[at[4]] == slots[by] and positions[at[4]] == positions[by] + r:
+                                        at[3] = at[3] + 1
+                    for row in T.serial(m):
+                        at[4] = positions[row]
+                        at[5] = slots[row]
+                        if row >= at[2] and row < at[3] and at[4] >= 0:
+                            at[6] = T.max(row - 1, 0)
+                            if row == at[2] or slots[at[6]] != at[5] or positions[at[6]] != at[4] - 1:
+                                at[6] = page_table[at[5], T.max(at[4] - 1, 0) // stride]
+                                for i in T.unroll(part):
+                                    kept[i] = T.float32(0)
+                                    if not ragged or lane * part + i < depth:
+                                        if at[4] > 0:
+                                            kept[i] = state[at[6], at[0], lane * part + i, at[1]]
+                            for i in T.unroll(5):
+                                own[i] = T.float32(0)
+                            for i in T.unroll(part):
+                                if not ragged or lane * part + i < depth:
+                                    value[0] = x[row, first_key + lane * part + i]
+                                    value[1] = x[row, first_query + lane * part + i]
+                                    own[0] = own[0] + kept[i] * value[0]
+                                    own[1] = own[1] + kept[i] * value[1]
+                                    own[2] = own[2] + value[0] * value[0]
+                                    own[3] = own[3] + value[1] * value[1]
+                                    own[4] = own[4] + value[0] * value[1]
+                            found[(row % 2 * 2 * LANES + lane) * columns + tx % columns] = own[0]
+                            found[(row % 2 * 2 * LANES + LANES + lane) * columns + tx % columns] = own[1]
+                            if tx % columns == 0:
+                                for i in T.unroll(3):
+                                    products[(row % 2 * 3 + i) * LANES + lane] = own[2 + i]
+                        T.tvm_storage_sync("shared")
+                        if row >= at[2] and row < at[3]:
+                            if at[4] < 0:
+                                if lane == 0 and writes:
+                                    out[row, at[0] * width + at[1]] = T.float32(0)
+                            else:
+                                for i in T.unroll(5):
+                                    own[i] = T.float32(0)
+                                for e in T.unroll(LANES):
+                                    own[0] = own[0] + found[(row % 2 * 2 * LANES + e) * columns + tx % columns]
+                                    own[1] = (
+                                        own[1]
+                                        + found[(row % 2 * 2 * LANES + LANES + e) * columns + tx % columns]
+                                    )
+                                    for i in T.unroll(3):
+                                        own[2 + i] = own[2 + i] + products[(row % 2 * 3 + i) * LANES + e]
+                                value[0] = T.rsqrt(own[2] + T.float32(job.eps))  # 1 / length of k
+                                value[1] = T.rsqrt(own[3] + T.float32(job.eps))  # 1 / length of q
+                                value[2] = gates[row, at[0]]  # the decay
+                                value[3] = x[row, 2 * keys + at[0] * width + at[1]]
+                                value[3] = value[3] - value[2] * own[0] * value[0]
+                                # what is added along k as it is in x
+                                value[3] = gates[row, heads + at[0]] * value[3] * value[0]
+                                if lane == 0 and writes:
+                                    value[4] = value[2] * own[1] + own[4] * value[3]
+                                    value[4] = value[4] * value[1] * T.float32(depth**-0.5)
+                                    out[row, at[0] * width + at[1]] = value[4]
+                                for i in T.unroll(part):
+                                    if not ragged or lane * part + i < depth:
+                                        kept[i] = (
+                                            value[2] * kept[i]
+                                            + x[row, first_key + lane * part + i] * value[3]
+                                        )
+                                at[6] = T.min(row + 1, last_row)
+                                if (
+                                    row + 1 == at[3]
+                                    or slots[at[6]] != at[5]
+                                    or positions[at[6]] != at[4] + 1
+                                    or (at[4] + 1) % stride == 0
+                                ):
+                                    at[6] = page_table[at[5], at[4] // stride]
+                                    for i in T.unroll(part):
+                                        if not ragged or lane * part + i < depth:
+                                            if writes:
+                                                state[at[6], at[0], lane * part + i, at[1]] = kept[i]
+
+    return finish(kernel, "delta_states")
