@@ -83,7 +83,19 @@ def _states(job: Delta):
     part = ceil_div(depth, LANES)  # values of a column that a thread keeps
     ragged = depth % LANES != 0
     columns = min(COLUMNS, width)
-    apart, last_row = m <= ALONE, m - 1
+    blocks, apart, last_row = ceil_div(width, columns), m <= ALONE, m - 1
+
+    def place(row, which, lane, column):
+        """Where a lane's sum of S·k (which 0) or S·q (1) is, by the parity of rows."""
+        return ((row % 2 * 2 + which) * LANES + lane) * columns + column
+
+    def alike(row, which, lane):
+        """Where a lane's sum of k·k (0), q·q (1) or q·k (2) is, the same for all columns."""
+        return (row % 2 * 3 + which) * LANES + lane
+
+    def there(at):
+        """Whether a state has this place in its depth."""
+        return at < depth if ragged else True
 
     @prim_func
     def kernel(
@@ -97,111 +109,100 @@ def _states(job: Delta):
     ):
         pages = T.int32()
         state = T.match_buffer(state_h, (pages, heads, depth, width), "float32")
-        for bx in T.thread_binding(heads * ceil_div(width, columns), thread="blockIdx.x"):
+        for bx in T.thread_binding(heads * blocks, thread="blockIdx.x"):
             for by in T.thread_binding(m if apart else 1, thread="blockIdx.y"):
                 for tx in T.thread_binding(columns * LANES, thread="threadIdx.x"):
-                    # by row parity: sums of S·k, S·q for each column; of k·k, q·q, q·k
                     found = T.alloc_shared((2 * 2 * LANES * columns,), "float32")
                     products = T.alloc_shared((2 * 3 * LANES,), "float32")
                     kept = T.alloc_local((part,), "float32")
-                    own = T.alloc_local((5,), "float32")
+                    own = T.alloc_local((5,), "float32")  # S·k, S·q, k·k, q·q, q·k
                     value = T.alloc_local((5,), "float32")
-                    # head, column, first row, row behind the last, position, slot, page, place in depth
-                    at = T.alloc_local((8,), "int32")
+                    at = T.alloc_local((5,), "int32")  # first row, row behind the last, position, slot, page
+                    head: T.let = bx // blocks
+                    column: T.let = T.min(bx % blocks * columns + tx % columns, width - 1)
+                    writes: T.let = bx % blocks * columns + tx % columns < width
                     lane: T.let = tx // columns
-                    at[0] = bx // ceil_div(width, columns)
-                    at[1] = T.min(bx % ceil_div(width, columns) * columns + tx % columns, width - 1)
-                    first_key: T.let = keys + at[0] // each * depth
-                    first_query: T.let = at[0] // each * depth
-                    writes: T.let = bx % ceil_div(width, columns) * columns + tx % columns < width
-                    at[2] = 0
-                    at[3] = m
+                    query: T.let = head // each * depth + lane * part
+                    key: T.let = keys + head // each * depth + lane * part
+                    at[0] = 0
+                    at[1] = m
                     if apart:
-                        at[2] = by
-                        at[3] = by + 1
-                        if by > 0:
-                            at[4] = T.max(by - 1, 0)
-                            if positions[by] > 0:
-                                if slots[at[4]] == slots[by] and positions[at[4]] == positions[by] - 1:
-                                    at[3] = by  # another row's workgroups take this row
-                        if at[3] > by and positions[by] >= 0:
+                        at[0] = by
+                        at[1] = by + 1
+                        at[4] = T.max(by - 1, 0)
+                        if by > 0 and positions[by] > 0:
+                            if slots[at[4]] == slots[by] and positions[at[4]] == positions[by] - 1:
+                                at[1] = by  # the workgroups of a row before it take this row
+                        if at[1] > by and positions[by] >= 0:
                             for r in T.serial(1, m):
                                 at[4] = T.min(by + r, last_row)
-                                if at[3] == by + r and by + r < m:
+                                if at[1] == by + r and by + r < m:
                                     if slots[at[4]] == slots[by] and positions[at[4]] == positions[by] + r:
-                                        at[3] = at[3] + 1
+                                        at[1] = at[1] + 1
                     for row in T.serial(m):
-                        at[4] = positions[row]
-                        at[5] = slots[row]
-                        if row >= at[2] and row < at[3] and at[4] >= 0:
-                            at[6] = T.max(row - 1, 0)
-                            if row == at[2] or slots[at[6]] != at[5] or positions[at[6]] != at[4] - 1:
-                                at[6] = page_table[at[5], T.max(at[4] - 1, 0) // stride]
+                        at[2] = positions[row]
+                        at[3] = slots[row]
+                        if row >= at[0] and row < at[1] and at[2] >= 0:
+                            at[4] = T.max(row - 1, 0)
+                            if row == at[0] or slots[at[4]] != at[3] or positions[at[4]] != at[2] - 1:
+                                at[4] = page_table[at[3], T.max(at[2] - 1, 0) // stride]
                                 for i in T.unroll(part):
                                     kept[i] = T.float32(0)
-                                    if not ragged or lane * part + i < depth:
-                                        if at[4] > 0:
-                                            kept[i] = state[at[6], at[0], lane * part + i, at[1]]
+                                    if there(lane * part + i) and at[2] > 0:
+                                        kept[i] = state[at[4], head, lane * part + i, column]
                             for i in T.unroll(5):
                                 own[i] = T.float32(0)
                             for i in T.unroll(part):
-                                if not ragged or lane * part + i < depth:
-                                    value[0] = x[row, first_key + lane * part + i]
-                                    value[1] = x[row, first_query + lane * part + i]
+                                if there(lane * part + i):
+                                    value[0] = x[row, key + i]
+                                    value[1] = x[row, query + i]
                                     own[0] = own[0] + kept[i] * value[0]
                                     own[1] = own[1] + kept[i] * value[1]
                                     own[2] = own[2] + value[0] * value[0]
                                     own[3] = own[3] + value[1] * value[1]
                                     own[4] = own[4] + value[0] * value[1]
-                            found[(row % 2 * 2 * LANES + lane) * columns + tx % columns] = own[0]
-                            found[(row % 2 * 2 * LANES + LANES + lane) * columns + tx % columns] = own[1]
+                            for i in T.unroll(2):
+                                found[place(row, i, lane, tx % columns)] = own[i]
                             if tx % columns == 0:
                                 for i in T.unroll(3):
-                                    products[(row % 2 * 3 + i) * LANES + lane] = own[2 + i]
+                                    products[alike(row, i, lane)] = own[2 + i]
                         T.tvm_storage_sync("shared")
-                        if row >= at[2] and row < at[3]:
-                            if at[4] < 0:
+                        if row >= at[0] and row < at[1]:
+                            if at[2] < 0:
                                 if lane == 0 and writes:
-                                    out[row, at[0] * width + at[1]] = T.float32(0)
+                                    out[row, head * width + column] = T.float32(0)
                             else:
                                 for i in T.unroll(5):
                                     own[i] = T.float32(0)
                                 for e in T.unroll(LANES):
-                                    own[0] = own[0] + found[(row % 2 * 2 * LANES + e) * columns + tx % columns]
-                                    own[1] = (
-                                        own[1]
-                                        + found[(row % 2 * 2 * LANES + LANES + e) * columns + tx % columns]
-                                    )
+                                    for i in T.unroll(2):
+                                        own[i] = own[i] + found[place(row, i, e, tx % columns)]
                                     for i in T.unroll(3):
-                                        own[2 + i] = own[2 + i] + products[(row % 2 * 3 + i) * LANES + e]
+                                        own[2 + i] = own[2 + i] + products[alike(row, i, e)]
                                 value[0] = T.rsqrt(own[2] + T.float32(job.eps))  # 1 / length of k
                                 value[1] = T.rsqrt(own[3] + T.float32(job.eps))  # 1 / length of q
-                                value[2] = gates[row, at[0]]  # the decay
-                                value[3] = x[row, 2 * keys + at[0] * width + at[1]]
+                                value[2] = gates[row, head]  # the decay
+                                value[3] = x[row, 2 * keys + head * width + column]
                                 value[3] = value[3] - value[2] * own[0] * value[0]
                                 # what is added along k as it is in x
-                                value[3] = gates[row, heads + at[0]] * value[3] * value[0]
+                                value[3] = gates[row, heads + head] * value[3] * value[0]
                                 if lane == 0 and writes:
                                     value[4] = value[2] * own[1] + own[4] * value[3]
                                     value[4] = value[4] * value[1] * T.float32(depth**-0.5)
-                                    out[row, at[0] * width + at[1]] = value[4]
+                                    out[row, head * width + column] = value[4]
                                 for i in T.unroll(part):
-                                    if not ragged or lane * part + i < depth:
-                                        kept[i] = (
-                                            value[2] * kept[i]
-                                            + x[row, first_key + lane * part + i] * value[3]
-                                        )
-                                at[6] = T.min(row + 1, last_row)
+                                    if there(lane * part + i):
+                                        kept[i] = value[2] * kept[i] + x[row, key + i] * value[3]
+                                at[4] = T.min(row + 1, last_row)
                                 if (
-                                    row + 1 == at[3]
-                                    or slots[at[6]] != at[5]
-                                    or positions[at[6]] != at[4] + 1
-                                    or (at[4] + 1) % stride == 0
+                                    row + 1 == at[1]
+                                    or slots[at[4]] != at[3]
+                                    or positions[at[4]] != at[2] + 1
+                                    or (at[2] + 1) % stride == 0
                                 ):
-                                    at[6] = page_table[at[5], at[4] // stride]
+                                    at[4] = page_table[at[3], at[2] // stride]
                                     for i in T.unroll(part):
-                                        if not ragged or lane * part + i < depth:
-                                            if writes:
-                                                state[at[6], at[0], lane * part + i, at[1]] = kept[i]
+                                        if there(lane * part + i) and writes:
+                                            state[at[4], head, lane * part + i, column] = kept[i]
 
     return finish(kernel, "delta_states")
