@@ -129,7 +129,7 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     RopeAppend: _alike(rope_append),
     Rows: _alike(rows),
     Conv: _alike(conv),
-    Delta: _alike(delta),
+    Delta: delta,
     Route: _alike(route),
     Experts: _alike(experts),
     Greedy: _alike(greedy),
@@ -137,7 +137,7 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-SHAPED = (Linear, Project, Attend)
+SHAPED = (Linear, Project, Attend, Delta)
 """Jobs whose kernels differ between programs."""
 
 
@@ -145,7 +145,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
     """The part of a program's tuning that a job's kernel depends on; programs that differ only in the rest
     share the kernel.
     """
-    if isinstance(job, Attend) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
+    if isinstance(job, Attend | Delta) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
         tuning = replace(tuning, half=False)  # The kernel uses the dtypes of its job.
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))

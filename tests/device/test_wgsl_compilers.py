@@ -170,8 +170,14 @@ def over_codes(precision: Precision, dtype: str) -> dict[str, Staged]:
     return made
 
 
+def states_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    kernels = variant(CLASSES["discrete"], precision, False).kernels
+    return {f"discrete_{name}": kernels.stages(job) for name, job in gpu_jobs.STATES.items()}
+
+
 BY_CLASS = (
     linears_by_class, linears_of_bytes, attention_by_class, projections_by_class, pieces_by_class, over_codes,
+    states_by_class,
 )  # fmt: skip
 
 
