@@ -177,6 +177,19 @@ def test_massive_activations_stay_finite_in_float16(where: str, tmp_path: Path) 
         assert away(found, model.logits()) < 0.03
 
 
+@pytest.mark.parametrize("name", ["lfm2-plain", "qwen3_5_text-plain"])
+def test_states_are_float32_in_a_float16_program(name: str, tmp_path: Path) -> None:
+    given = next(each for each in RECURRENT if str(each) == name)
+    (path,) = build(BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none"))
+    direct, tokens = Direct(path, precision="f16"), prompt(given, 45)
+    direct.pages(list(range(4)))
+    assert away(direct.prefill(tokens), reference(given)(tokens)[-1]) < 0.02
+    kept = direct.device.read_pages(direct.groups[-1], [0])
+    kinds = {cache: array.dtype for cache, array in kept.items() if cache[-1] in "xs"}
+    assert kinds
+    assert set(kinds.values()) == {np.dtype("float32")}
+
+
 def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
     """Gemma 4 with heads of 32 and 64 values: each cache has groups that fit it."""
     given = next(each for each in ATTENDING if str(each) == "gemma4_text-shared")
