@@ -56,7 +56,7 @@ def rope_append(f: StepFunction, op: ops.RopeAppend) -> relax.Expr:
         q_scale=op.q_scale,
         append=op.append,
     )
-    have = {"x": f.values[op.x], **f.where(op.cache), **f.kv(op.cache)}
+    have = {"x": f.narrow_value(op.x), **f.where(op.cache), **f.kv(op.cache)}
     if op.rope is not None:
         have["rope"] = f.buffer(buffers.rope(op.rope), (f.symbols["context"], job.head_dim), "float32")
     norms = {

@@ -4,7 +4,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -38,6 +38,8 @@ from nearfar.targets.gpu.kernels.append.project import project, projects
 from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
 from nearfar.targets.gpu.kernels.attention.choice import attention, split
+from nearfar.targets.gpu.kernels.conv import conv
+from nearfar.targets.gpu.kernels.delta import delta
 from nearfar.targets.gpu.kernels.experts import experts
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
 from nearfar.targets.gpu.kernels.linear.embed import embed
@@ -80,10 +82,6 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
-        if type(job) in REFUSED:
-            raise BuildError(
-                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx"
-            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -130,6 +128,8 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Norm: _alike(norm),
     RopeAppend: _alike(rope_append),
     Rows: _alike(rows),
+    Conv: _alike(conv),
+    Delta: delta,
     Route: _alike(route),
     Experts: _alike(experts),
     Greedy: _alike(greedy),
@@ -137,9 +137,7 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {Conv: "short convolutions", Delta: "recurrent states"}
-"""Jobs without a kernel, with the word for their models in messages."""
-SHAPED = (Linear, Project, Attend)
+SHAPED = (Linear, Project, Attend, Delta)
 """Jobs whose kernels differ between programs."""
 
 
@@ -147,7 +145,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
     """The part of a program's tuning that a job's kernel depends on; programs that differ only in the rest
     share the kernel.
     """
-    if isinstance(job, Attend) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
+    if isinstance(job, Attend | Delta) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
         tuning = replace(tuning, half=False)  # The kernel uses the dtypes of its job.
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))

@@ -94,6 +94,14 @@ def test_experts(name: str, target: str) -> None:
     check(job, target, "f32")
 
 
+@in_turns("target", "device")
+@TARGETS
+@pytest.mark.parametrize("device", ["software", "discrete"])
+@pytest.mark.parametrize("name", gpu_jobs.STATES)
+def test_states(name: str, device: str, target: str) -> None:
+    gpu_jobs.check(kernels(target, "f32", device), runner(target), "f32", gpu_jobs.STATES[name])
+
+
 HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 3, 80))}
 
 

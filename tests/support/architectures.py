@@ -407,7 +407,7 @@ ATTENDING: tuple[Case, ...] = (
     *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
     *COUSINS, *PARTS, *SEEING, *VISUAL,
 )  # fmt: skip
-"""Cases whose layers keep keys and values only: every target builds them."""
+"""Cases whose layers keep keys and values only: onnx builds no others."""
 CASES: tuple[Case, ...] = (*ATTENDING, *RECURRENT)
 
 

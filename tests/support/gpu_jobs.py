@@ -18,6 +18,8 @@ from nearfar.kernels.contract import Kernels, Precision, Staged
 from nearfar.kernels.jobs import (
     Activation,
     Attend,
+    Conv,
+    Delta,
     Embed,
     Experts,
     GraphJob,
@@ -39,6 +41,7 @@ from .job_reference import (
     random_matrix,
     reference,
     rounding_weights,
+    state_inputs,
 )
 
 Run = Callable[[Staged, Precision, dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -219,6 +222,17 @@ EXPERTS = {
     "q8": experts(2, 3, 2, (64, 64, 40), 8, 32, activation="gelu_tanh"),
     "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
     "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
+}
+
+STATES: dict[str, Conv | Delta] = {
+    "conv_one": Conv(1, 48, 3, 16, 4, 4),
+    "conv_odd": Conv(33, 101, 7, 16, 4, 4, "silu", True),
+    "conv_long": Conv(64, 64, 20, 16, 4, 4),
+    "conv_of_one": Conv(16, 5, 1, 16, 4, 4, "sigmoid", True),
+    "delta_one": Delta(1, 4, 2, 16, 32, 32, 4, 4, 1e-6),
+    "delta_few": Delta(16, 3, 3, 12, 20, 32, 4, 4, 1e-6),
+    "delta_odd": Delta(40, 2, 1, 9, 70, 32, 4, 4, 1e-6),
+    "delta": Delta(64, 2, 1, 128, 64, 32, 4, 4, 1e-6),
 }
 
 SHAPES = [
@@ -410,6 +424,8 @@ def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[st
     """Random inputs; matrices packed as `w0`, `w1`, … and as the numbers that they hold."""
     if isinstance(job, Paged):
         return paged_inputs(job, rng)
+    if isinstance(job, Conv | Delta):
+        return state_inputs(job, rng)
     arrays = random_inputs(job, rng)
     if isinstance(job, Route):  # the last row but one is padding
         arrays["positions"][: job.m] = np.arange(job.m)
