@@ -18,13 +18,15 @@ from nearfar.kernels.contract import SCRATCH, Stage, Staged
 from nearfar.kernels.jobs import Experts
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.activations import activated, sigmoid_product
-from nearfar.targets.gpu.kernels.common import ceil_div, high_half, low_half, select
+from nearfar.targets.gpu.kernels.common import ceil_div, select
 from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     dense_element,
     place_factor,
     placed_code,
+    scale_and_bias,
     scale_shape,
+    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -75,6 +77,11 @@ class Column:
         code = placed_code(word[0], self.matrix.bits, e) * place_factor(self.matrix.bits, e)
         lost = T.float32(top_code_offset(self.matrix.bits))
         return code + T.Select(e == self.units.inputs - 1, lost, T.float32(0))
+
+    def scaled(self, word, column, products, inputs):
+        """The sum of a group, from its sum of codes times inputs and its sum of inputs."""
+        scale, bias = scale_and_bias(self.matrix, word, column)
+        return scale * products + bias * inputs
 
     def input(self, x, row, at):
         """Input `at` of a row, zero beyond the last."""
@@ -154,8 +161,8 @@ def _hidden(job: Experts, words):
                                             part[0] = part[0] + column.value(word, e) * part[2]
                                             part[1] = part[1] + part[2]
                                     if quantized:
-                                        sb: T.let = w1[g, at[2]]
-                                        part[0] = low_half(sb) * part[0] + high_half(sb) * part[1]
+                                        sb: T.let = scale_word(column.matrix, w1, g, at[2])
+                                        part[0] = column.scaled(sb, at[2], part[0], part[1])
                                     acc[half] = acc[half] + part[0]
                                 if job.gate_up_bias:
                                     acc[half] = acc[half] + bias[at[2]]
@@ -210,8 +217,8 @@ def _sums(job: Experts, words):
                                             part[0] = part[0] + column.value(word, e) * part[2]
                                             part[1] = part[1] + part[2]
                                     if quantized:
-                                        sb: T.let = w1[g, at[2]]
-                                        part[0] = low_half(sb) * part[0] + high_half(sb) * part[1]
+                                        sb: T.let = scale_word(column.matrix, w1, g, at[2])
+                                        part[0] = column.scaled(sb, at[2], part[0], part[1])
                                     acc[1] = acc[1] + part[0]
                                 if job.down_bias:
                                     acc[1] = acc[1] + bias[at[2]]
