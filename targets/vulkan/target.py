@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearfar.kernels.planned import Planned
-from nearfar.targets.gpu import int8_products, with_caches
+from nearfar.targets.gpu import int8_products, packing, with_caches
 from nearfar.targets.vulkan import VARIANTS
 from nearfar.targets.vulkan.emit import emit
 
@@ -14,4 +14,5 @@ TARGET = Planned(
     {"kind": "vulkan", "host": "llvm"},
     emit,
     int8_products,
+    held=packing.HELD,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearfar.kernels.planned import Planned
-from nearfar.targets.gpu import int8_products, with_caches
+from nearfar.targets.gpu import int8_products, packing, with_caches
 from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.emit import emit
 
@@ -15,4 +15,5 @@ TARGET = Planned(
     emit,
     int8_products,
     bundled=True,
+    held=packing.HELD,
 )

@@ -36,6 +36,7 @@ MIXED = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"},
     "Q2_K_S": {"v_proj": "Q4_K", "o_proj": "Q3_K", "embed": "Q6_K", "": "Q2_K"},
     "Q6_K_L": {"v_proj": "Q8_0", "embed": "Q8_0", "": "Q6_K"},
+    "Q5_0 and Q8_0": {"v_proj": "Q8_0", "": "Q5_0"},
     "partly floats": {"k_proj": "F16", "": "Q4_K"},
 }
 """Types by part of a tensor's name, the first that is in it: as llama.cpp and others mix them."""

@@ -18,13 +18,15 @@ from nearfar.kernels.contract import SCRATCH, Stage, Staged
 from nearfar.kernels.jobs import Experts
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.activations import activated, sigmoid_product
-from nearfar.targets.gpu.kernels.common import ceil_div, high_half, low_half, select
+from nearfar.targets.gpu.kernels.common import ceil_div, select
 from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     dense_element,
     place_factor,
     placed_code,
+    scale_and_bias,
     scale_shape,
+    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -76,6 +78,11 @@ class Column:
         lost = T.float32(top_code_offset(self.matrix.bits))
         return code + T.Select(e == self.units.inputs - 1, lost, T.float32(0))
 
+    def scaled(self, word, column, products, inputs):
+        """The sum of a group, from its sum of codes times inputs and its sum of inputs."""
+        scale, bias = scale_and_bias(self.matrix, word, column)
+        return scale * products + bias * inputs
+
     def input(self, x, row, at):
         """Input `at` of a row, zero beyond the last."""
         if not self.ragged:
@@ -101,8 +108,8 @@ class Column:
                     T.buffer_store(part, part[0] + self.value(word, e) * part[2], [0])
                     T.buffer_store(part, part[1] + part[2], [1])
             if self.matrix.quantized:
-                pair = T.Bind(w1[g, column])
-                T.buffer_store(part, low_half(pair) * part[0] + high_half(pair) * part[1], [0])
+                pair = T.Bind(scale_word(self.matrix, w1, g, column))
+                T.buffer_store(part, self.scaled(pair, column, part[0], part[1]), [0])
             T.buffer_store(acc, acc[which] + part[0], [which])
 
 
