@@ -1,4 +1,4 @@
-"""Models with short convolutions and recurrent states, beside transformers: conversations, several requests
+"""Models with short convolutions, recurrent states and experts, beside transformers: conversations, several requests
 at once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in JavaScript.
 """
 
@@ -19,15 +19,16 @@ from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
-from tests.support.architectures import RECURRENT, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES as ALL
+from tests.support.architectures import Case, checkpoint, prompt, reference
 from tests.support.backends import WASM, require
 from tests.support.parity import TOLERANCE
 from tests.support.turns import in_turns
 from tests.support.wasm_executor import open_wasm
 
 WEB = Path(__file__).parents[2] / "web"
-NAMES = ("lfm2-plain", "qwen3_5_text-plain")
-CASES = {str(case): case for case in RECURRENT if str(case) in NAMES}
+NAMES = ("lfm2_moe-plain", "qwen3_5_moe_text-plain", "gpt_oss-plain")
+CASES = {str(case): case for case in ALL if str(case) in NAMES}
 ANSWER = 20
 """Tokens of an answer: more than a page."""
 BUCKETS = Buckets((1, 64), (1, 4))
