@@ -349,7 +349,7 @@ class Mul(Op):
     b: Input
 
     def out_width(self, of: Shapes) -> int:
-        """The width of a."""
+        """As many columns as a has, also where b has one."""
         return of.widths[self.a]
 
     def problems(self, of: Shapes) -> Iterator[str]:
