@@ -1,5 +1,5 @@
-"""Models with short convolutions, recurrent states and experts, beside transformers: conversations, several requests
-at once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in JavaScript.
+"""Models with short convolutions, recurrent states and experts, beside transformers: conversations, several
+requests at once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in JavaScript.
 """
 
 from __future__ import annotations
