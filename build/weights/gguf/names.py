@@ -30,6 +30,11 @@ LAYER: Mapping[str, str] = {
     "ffn_down": "mlp.down_proj",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 BEFORE = {"ffn_norm": "pre_feedforward_layernorm"}
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -48,19 +53,29 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    "gpt-oss": {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
+    "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
     "hunyuan-dense": {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
     },
+    "llama": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
 """Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that become settings of the config."""
-BARE = ("layer_scalar",)
+BARE = ("layer_scalar", "self_attn.sinks")
 """Tensors that transformers names without `.weight`."""
-PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
+PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
+EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
+"""The names of tensors that hold the matrices, or the biases, of all experts of a layer."""
+EACH: Mapping[str, Mapping[str, str]] = {
+    "llama": {"": "block_sparse_moe.experts", "gate": "w1", "up": "w3", "down": "w2"},
+    "granitemoe": {"": "block_sparse_moe.experts"},
+}
+"""Names of the experts and of their matrices that differ in an architecture from those of a Qwen."""
 ONE_MORE = ("gemma", "gemma2", "gemma3")
 """Architectures that store the weights of norms as 1 + w."""
 
@@ -77,6 +92,19 @@ def tensor_name(architecture: str, name: str) -> str:
     if found_in is None:
         return name
     return f"model.layers.{int(layer)}.{found_in}" + ("" if found_in in BARE else f".{kind}")
+
+
+def expert_name(architecture: str, name: str) -> str | None:
+    """Transformers' names of the tensors that a tensor of all experts of a layer holds, with {} for the
+    number of an expert; None for another tensor.
+    """
+    found = EXPERTS.fullmatch(name)
+    if found is None:
+        return None
+    layer, part, kind = found.groups()
+    own = EACH.get(architecture, {})
+    at = own.get("", "mlp.experts")
+    return f"model.layers.{int(layer)}.{at}.{{}}.{own.get(part, f'{part}_proj')}.{kind}"
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:
