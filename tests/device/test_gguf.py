@@ -35,7 +35,7 @@ READ = (
     "ministral3-growing", "gemma-plain", "gemma4_text-shared", "gemma4_text-own", "gemma4_text-twice",
     "seed_oss-plain", "seed_oss-out-biased", "arcee-plain", "granitemoehybrid-dense",
     "internlm3-plain", "iquestcoder-plain", "olmoe-plain", "mixtral-plain", "qwen2_moe-plain",
-    "qwen3_moe-plain", "granitemoe-plain", "gpt_oss-plain",
+    "qwen3_moe-plain", "granitemoe-plain", "lfm2-plain", "lfm2_moe-plain", "gpt_oss-plain",
 )  # fmt: skip
 """Cases whose files are read, and computed in NumPy: their lists run on devices elsewhere."""
 LIKE_GGUF = {

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
     "glm": "chatglm", "granitemoehybrid": "granite",
     "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
+    "lfm2_moe": "lfm2moe",
 }  # fmt: skip
 PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
 EXPERT = re.compile(
@@ -183,7 +184,9 @@ def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
             for one, rows in ({"down_proj": value} if part.startswith("down") else named).items():
                 out[f"{layer}.mlp.experts.{one}.{kind}"] = np.ascontiguousarray(rows)
         else:
-            out[f"{name}.weight" if name.endswith(".sinks") else name] = value
+            value = value[:, 0] if ".conv.conv." in name else value
+            ending = ".weight" if name.endswith(".sinks") else ".bias" if "expert_bias" in name else ""
+            out[f"{name}{ending}"] = value
     return out | {name: np.stack(each) for name, each in stacks.items()}
 
 
@@ -206,10 +209,22 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    inner = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        inner = -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple) * multiple
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads: Any = config["num_key_value_heads"]
+    if "conv_L_cache" in config:
+        kv_heads = [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_head_count_kv(kv_heads)
+    if architecture == "lfm2moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
     theta = per_type.get("rope_theta", config.get("rope_theta", 10000.0))
     if per_type.get("alpha"):
         theta *= per_type["alpha"] ** (head_dim / (head_dim - 2))

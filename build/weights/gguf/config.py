@@ -43,6 +43,8 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
     }
     if name == "gemma4":
         given = families.gemma4_keys(given)
+    if name in ("lfm2", "lfm2moe"):
+        given = families.lfm2_keys(given)
     read = ConfigReader(given, str(header.file), prefix)
     facts = Facts(read, tensors, _common(read, name, tensors))
     facts.config.update(_rope(facts))
@@ -233,6 +235,8 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "smollm3": _plainly,
     "olmo2": families.olmo2,
     "olmoe": families.olmoe,
+    "lfm2": families.lfm2,
+    "lfm2moe": families.lfm2,
     "gpt-oss": families.gpt_oss,
     "ernie4_5": _plainly,
     "exaone4": families.exaone4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
 from collections.abc import Mapping
@@ -227,10 +228,12 @@ def _parts(path: Path) -> list[Header]:
 
 
 def _as_matrix(name: str, tensor: Tensor) -> Tensor:
-    """The tensor of a shared expert's gate as the matrix of one row that transformers has; others unchanged.
-
-    The converter writes this matrix without its dimension of 1.
+    """The tensor of a shared expert's gate as the matrix of one row that transformers has, and the taps of a
+    convolution one column after the other; others unchanged. The converter leaves dimensions of 1 out.
     """
+    if name.endswith("shortconv.conv.weight") and tensor.type.dtype is not None:
+        flat = (math.prod(tensor.shape),)
+        return replace(tensor, shape=flat, entry=replace(tensor.entry, shape=flat))
     if not name.endswith("ffn_gate_inp_shexp.weight") or len(tensor.shape) != 1:
         return tensor
     entry = replace(tensor.entry, shape=(1, *tensor.entry.shape))

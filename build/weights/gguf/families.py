@@ -132,6 +132,35 @@ def gpt_oss(facts: Facts) -> None:
     facts.config["rope_scaling"] = {**scaling, "truncate": False} if scaling else {"rope_type": "default"}
 
 
+def lfm2_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of an LFM2 file with one number of heads of keys; `lfm2` reads that of each layer."""
+    heads = given.get("attention.head_count_kv")
+    if not isinstance(heads, list) or not heads or not all(type(count) is int for count in heads):
+        return dict(given)
+    return {**given, "attention.head_count_kv": max(heads), "attention.head_count_kv.each": heads}
+
+
+def lfm2(facts: Facts) -> None:
+    """LFM2, with experts or without: layers without heads of keys are convolutions."""
+    read, config = facts.read, facts.config
+    sparse = config["model_type"] == "lfm2moe"
+    config["model_type"] = "lfm2_moe" if sparse else "lfm2"
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    config["conv_L_cache"] = read.size("shortconv.l_cache", most=64)
+    config["conv_bias"] = False
+    read.given("attention.head_count_kv.each")
+    each = read.config.get("attention.head_count_kv.each", [1] * config["num_hidden_layers"])
+    config["layer_types"] = ["full_attention" if heads else "conv" for heads in each]
+    if not sparse:
+        config["block_auto_adjust_ff_dim"] = False
+        return
+    facts.experts("num_experts", "moe_intermediate_size")
+    config["num_dense_layers"] = read.size("leading_dense_block_count", 0, least=0)
+    config["use_expert_bias"] = any(name.endswith("exp_probs_b.bias") for name in facts.tensors)
+    if read.size("expert_gating_func", 2) != 2:
+        read.refuse("expert_gating_func", "2, a sigmoid")
+
+
 def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a Gemma 4 file with one size where it has one for each layer: that of layers with a window.
     `gemma4` reads the others under their own names.

@@ -13,7 +13,7 @@ TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "per_layer_proj_norm": "model.per_layer_projection_norm", "token_embd_norm": "model.embedding_norm",
 }  # fmt: skip
 LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -37,6 +37,21 @@ LAYER: Mapping[str, str] = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 BEFORE = {"ffn_norm": "pre_feedforward_layernorm"}
+LFM2: Mapping[str, str] = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 OWN: Mapping[str, Mapping[str, str]] = {
     "chatglm": {"ffn_up": "mlp.gate_up_proj"},
     "gemma2": BEFORE,
@@ -59,13 +74,15 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
     },
+    "lfm2": LFM2,
+    "lfm2moe": LFM2,
     "llama": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
 """Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that become settings of the config."""
-BARE = ("layer_scalar", "self_attn.sinks")
+BARE = ("layer_scalar", "self_attn.sinks", "feed_forward.expert_bias")
 """Tensors that transformers names without `.weight`."""
 PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
@@ -74,6 +91,7 @@ EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
 EACH: Mapping[str, Mapping[str, str]] = {
     "llama": {"": "block_sparse_moe.experts", "gate": "w1", "up": "w3", "down": "w2"},
     "granitemoe": {"": "block_sparse_moe.experts"},
+    "lfm2moe": {"": "feed_forward.experts", "gate": "w1", "up": "w3", "down": "w2"},
 }
 """Names of the experts and of their matrices that differ in an architecture from those of a Qwen."""
 ONE_MORE = ("gemma", "gemma2", "gemma3")
@@ -82,7 +100,7 @@ ONE_MORE = ("gemma", "gemma2", "gemma3")
 
 def tensor_name(architecture: str, name: str) -> str:
     """Transformers' name of a tensor; an unknown name is unchanged, and is later reported as extra."""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+)\.(weight|bias)", name)
     if found is None:
         return name
     layer, part, kind = found.groups()
