@@ -7,7 +7,7 @@ import functools
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nearfar.step.config import LARGEST
@@ -64,12 +64,16 @@ class KvCache:
 class Step:
     """One step of a model: its operations in order, their weights in the order in which they are read, caches
     and tables.
+
+    `spellings`: the pieces of some parameters in checkpoints that store them in other tensors; empty where
+    the checkpoint is known (nearfar.step.reading).
     """
 
     ops: tuple[Op, ...]
     params: tuple[Param, ...]
     caches: tuple[KvCache, ...]
     ropes: Mapping[str, Rope]
+    spellings: Mapping[str, tuple[TensorPiece, ...]] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[PageGroup, ...]:

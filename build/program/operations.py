@@ -133,9 +133,11 @@ def columns(f: StepFunction, op: ops.Columns) -> relax.Expr:
 def route(f: StepFunction, op: ops.Route) -> relax.Expr:
     x = f.values[op.x]
     job = jobs.Route(
-        f.m, int(x.ty.shape.values[1]), op.top, op.score, op.normalize, op.bias is not None, op.scale
-    )
-    return operators.call(job, [x, f.buffer("positions", (MAX_STEP,), "int32"), *f.optional(op.bias)])
+        f.m, int(x.ty.shape.values[1]), op.top, op.score, op.normalize, op.bias is not None, op.scale,
+        op.factors is not None,
+    )  # fmt: skip
+    vectors = [*f.optional(op.bias), *f.optional(op.factors)]
+    return operators.call(job, [x, f.buffer("positions", (MAX_STEP,), "int32"), *vectors])
 
 
 def experts(f: StepFunction, op: ops.Experts) -> relax.Expr:

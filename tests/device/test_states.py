@@ -1,5 +1,5 @@
-"""Models with short convolutions and recurrent states, beside transformers: conversations, several requests
-at once, prefixes, snapshots, on each target that has them, and by the engine in JavaScript.
+"""Models with short convolutions, recurrent states and experts, beside transformers: conversations, several
+requests at once, prefixes, snapshots, on each target that has them, and by the engine in JavaScript.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
-from tests.support.architectures import RECURRENT, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES as ALL
+from tests.support.architectures import Case, checkpoint, prompt, reference
 from tests.support.backends import WASM, require
 from tests.support.browser import browser, new_page, serve
 from tests.support.parity import TOLERANCE, only
@@ -28,8 +29,8 @@ from tests.support.turns import in_turns, paired
 from tests.support.wasm_executor import open_wasm
 
 WEB = Path(__file__).parents[2] / "web"
-NAMES = ("lfm2-plain", "qwen3_5_text-plain")
-CASES = {str(case): case for case in RECURRENT if str(case) in NAMES}
+NAMES = ("lfm2_moe-plain", "qwen3_5_moe_text-plain", "gpt_oss-plain")
+CASES = {str(case): case for case in ALL if str(case) in NAMES}
 ANSWER = 20
 """Tokens of an answer: more than a page."""
 BUCKETS = Buckets((1, 64), (1, 4))

@@ -5,6 +5,7 @@ package; blocks that it cannot quantize are random bytes with scales that make s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,14 @@ ARCHITECTURES = {
     "mistral": "llama", "internlm3": "llama", "iquestcoder": "llama", "gemma3_text": "gemma3",
     "gemma4_text": "gemma4", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
     "glm": "chatglm", "granitemoehybrid": "granite",
+    "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
+    "lfm2_moe": "lfm2moe",
 }  # fmt: skip
-PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
+PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+EXPERT = re.compile(
+    r"(model\.layers\.\d+)\.\w+\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)"
+)
+W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 PATTERNED = ("olmo2", "exaone4", "gemma4")
 """Architectures whose files say of each layer whether it has a window."""
 HALVES = {
@@ -123,6 +130,7 @@ def write(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
     )
     values = load_file(source / "model.safetensors") if tensors is None else tensors
+    values = _with_experts(values)
     _metadata(writer, config, architecture)
     (vocabulary or bytes_vocabulary)(writer)
     change(writer)
@@ -137,6 +145,8 @@ def write(
         for here, rows in _parts(name, stored):
             new = names.get_name(here, try_suffixes=(".weight", ".bias"))
             assert new is not None, here
+            if new.endswith("ffn_gate_inp_shexp.weight"):
+                rows = rows[0]
             writer.add_tensor(new, np.ascontiguousarray(rows), raw_dtype=KINDS[kind])
     if architecture == "gemma4":
         whole, pairs = config["per_layer_config"], config["rope_parameters"]["full_attention"]
@@ -149,6 +159,36 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors with those of a layer's experts in one, as the converter names them: gates apart from ups,
+    input by input turned to output by output.
+    """
+    out: dict[str, Array] = {}
+    stacks: dict[str, list[Array]] = {}
+    for name in sorted(values, key=lambda name: [int(p) if p.isdigit() else p for p in name.split(".")]):
+        value, (layer, _, part) = values[name], name.rpartition(".mlp.experts.")
+        if found := EXPERT.fullmatch(name):
+            merged = f"{found[1]}.mlp.experts.{W.get(found[2], found[2])}{found[3]}"
+            stacks.setdefault(merged, []).append(value)
+        elif "block_sparse_moe.input_linear" in name or "block_sparse_moe.output_linear" in name:
+            at = f"{name.partition('.block_sparse_moe')[0]}.mlp.experts"
+            if "output" in name:
+                out[f"{at}.down_proj.weight"] = value
+            else:
+                out[f"{at}.gate_proj.weight"], out[f"{at}.up_proj.weight"] = np.split(value, 2, 1)
+        elif part.startswith(("gate_up_proj", "down_proj")):  # gpt-oss
+            kind = "bias" if part.endswith("_bias") else "weight"
+            value = value if kind == "bias" else value.swapaxes(1, 2)
+            named = {"gate_proj": value[:, ::2], "up_proj": value[:, 1::2]}
+            for one, rows in ({"down_proj": value} if part.startswith("down") else named).items():
+                out[f"{layer}.mlp.experts.{one}.{kind}"] = np.ascontiguousarray(rows)
+        else:
+            value = value[:, 0] if ".conv.conv." in name else value
+            ending = ".weight" if name.endswith(".sinks") else ".bias" if "expert_bias" in name else ""
+            out[f"{name}{ending}"] = value
+    return out | {name: np.stack(each) for name, each in stacks.items()}
 
 
 def _parts(name: str, rows: Array) -> list[tuple[str, Array]]:
@@ -170,10 +210,22 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    inner = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        inner = -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple) * multiple
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads: Any = config["num_key_value_heads"]
+    if "conv_L_cache" in config:
+        kv_heads = [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_head_count_kv(kv_heads)
+    if architecture == "lfm2moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
     theta = per_type.get("rope_theta", config.get("rope_theta", 10000.0))
     if per_type.get("alpha"):
         theta *= per_type["alpha"] ** (head_dim / (head_dim - 2))
@@ -195,13 +247,22 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         if "beta_fast" in per_type:
             writer.add_rope_scaling_yarn_beta_fast(per_type["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(per_type["beta_slow"])
-    if config.get("sliding_window") and architecture in (*PATTERNED, "llama", "gemma2", "gemma3", "phi3"):
+    if config.get("sliding_window") and architecture in (
+        *PATTERNED, "llama", "gemma2", "gemma3", "phi3", "gpt-oss",
+    ):  # fmt: skip
         writer.add_sliding_window(config["sliding_window"])
         if architecture in PATTERNED:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(per_type["mscale_all_dim"])
         writer.add_attn_temperature_scale(per_type["llama_4_scaling_beta"])
+    if experts := config.get("num_experts", config.get("num_local_experts")):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if config["model_type"] == "granitemoehybrid":
         writer.add_rope_scaling_finetuned(True)
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
@@ -210,7 +271,7 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])

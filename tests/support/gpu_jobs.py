@@ -213,7 +213,7 @@ NORMS = {
 ROUTES = {
     "softmax": Route(4, 64, 8, normalize=0.0),
     "sigmoid": Route(40, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
-    "alone": Route(1, 4, 2),
+    "alone": Route(1, 4, 2, factors=True),
 }
 
 

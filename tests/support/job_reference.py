@@ -284,7 +284,8 @@ def route(job: Route, a: Arrays) -> Array:
     weights = np.take_along_axis(scores, chosen, -1)
     if job.normalize is not None:
         weights = weights / (weights.sum(-1, keepdims=True) + job.normalize)
-    out = np.concatenate([chosen, weights * job.scale], -1)
+    weights = weights * job.scale * (a["factors"][chosen] if job.factors else 1)
+    out = np.concatenate([chosen, weights], -1)
     padding = a["positions"][: job.m] < 0
     out[padding] = [-1.0] * job.top + [0.0] * job.top
     return out
@@ -431,6 +432,7 @@ def random_inputs(
         "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
         "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
+        "factors": lambda: weights(job.experts),
         "k_rounding": k_rounding, "sinks": lambda: normal("float32", job.heads),
         "positions": lambda: np.full(256, -1, np.int32), "slots": lambda: np.zeros(256, np.int32),
         "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype("i4"),

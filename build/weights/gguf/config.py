@@ -43,6 +43,8 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
     }
     if name == "gemma4":
         given = families.gemma4_keys(given)
+    if name in ("lfm2", "lfm2moe"):
+        given = families.lfm2_keys(given)
     read = ConfigReader(given, str(header.file), prefix)
     facts = Facts(read, tensors, _common(read, name, tensors))
     facts.config.update(_rope(facts))
@@ -129,9 +131,16 @@ def _scaling(facts: Facts) -> Config | None:
 
 
 def _llama(facts: Facts) -> None:
-    """Read Llama's own keys, and those of Mistral, which has the same architecture name and a window."""
+    """Read Llama's own keys, and those of Mistral, which has the same architecture name and a window, and of
+    Mixtral, which has experts.
+    """
     facts.config["attention_bias"] = facts.has("attn_q.bias")
-    if facts.read.given(WINDOW):
+    if facts.read.size("expert_count", 0, least=0):
+        facts.config["model_type"] = "mixtral"
+        facts.experts("num_local_experts")
+        if facts.read.given(WINDOW):
+            facts.window()
+    elif facts.read.given(WINDOW):
         facts.config["model_type"] = "mistral"
         facts.window()
     else:
@@ -167,6 +176,11 @@ def _granite(facts: Facts) -> None:
     for key, name in scales.items():
         facts.config[name] = facts.read.number(key, None, *SCALE)
     facts.config["attention_bias"] = facts.has("attn_q.bias")
+
+
+def _granitemoe(facts: Facts) -> None:
+    facts.experts("num_local_experts")
+    _granite(facts)
 
 
 SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
@@ -206,8 +220,10 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "llama": _llama,
     "mistral3": families.mistral3,
     "qwen2": _plainly,
+    "qwen2moe": families.qwen_moe,
     "qwen2vl": families.seeing,
     "qwen3": _plainly,
+    "qwen3moe": families.qwen_moe,
     "qwen3vl": families.seeing,
     "gemma": _plainly,
     "gemma2": _gemma2,
@@ -215,8 +231,13 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "gemma4": families.gemma4,
     "phi3": _phi3,
     "granite": _granite,
+    "granitemoe": _granitemoe,
     "smollm3": _plainly,
     "olmo2": families.olmo2,
+    "olmoe": families.olmoe,
+    "lfm2": families.lfm2,
+    "lfm2moe": families.lfm2,
+    "gpt-oss": families.gpt_oss,
     "ernie4_5": _plainly,
     "exaone4": families.exaone4,
     "chatglm": families.glm,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
@@ -90,6 +90,12 @@ class Tensor:
     type: Type
     shape: tuple[int, ...]
     entry: Entry
+
+    def part(self, index: int) -> Tensor:
+        """One of the tensors that lie one after the other in this one, along its first dimension."""
+        held, size = self.entry, self.entry.bytes // self.shape[0]
+        entry = replace(held, shape=held.shape[1:], offset=held.offset + index * size, bytes=size)
+        return Tensor(self.type, self.shape[1:], entry)
 
 
 @dataclass(frozen=True)

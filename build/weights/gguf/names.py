@@ -13,7 +13,7 @@ TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "per_layer_proj_norm": "model.per_layer_projection_norm", "token_embd_norm": "model.embedding_norm",
 }  # fmt: skip
 LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -30,8 +30,28 @@ LAYER: Mapping[str, str] = {
     "ffn_down": "mlp.down_proj",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 BEFORE = {"ffn_norm": "pre_feedforward_layernorm"}
+LFM2: Mapping[str, str] = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 OWN: Mapping[str, Mapping[str, str]] = {
     "chatglm": {"ffn_up": "mlp.gate_up_proj"},
     "gemma2": BEFORE,
@@ -48,26 +68,39 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    "gpt-oss": {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
+    "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
     "hunyuan-dense": {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
     },
+    "lfm2": LFM2,
+    "lfm2moe": LFM2,
+    "llama": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
 """Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that become settings of the config."""
-BARE = ("layer_scalar",)
+BARE = ("layer_scalar", "self_attn.sinks", "feed_forward.expert_bias")
 """Tensors that transformers names without `.weight`."""
-PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
+PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
+EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
+"""The names of tensors that hold the matrices, or the biases, of all experts of a layer."""
+EACH: Mapping[str, Mapping[str, str]] = {
+    "llama": {"": "block_sparse_moe.experts", "gate": "w1", "up": "w3", "down": "w2"},
+    "granitemoe": {"": "block_sparse_moe.experts"},
+    "lfm2moe": {"": "feed_forward.experts", "gate": "w1", "up": "w3", "down": "w2"},
+}
+"""Names of the experts and of their matrices that differ in an architecture from those of a Qwen."""
 ONE_MORE = ("gemma", "gemma2", "gemma3")
 """Architectures that store the weights of norms as 1 + w."""
 
 
 def tensor_name(architecture: str, name: str) -> str:
     """Transformers' name of a tensor; an unknown name is unchanged, and is later reported as extra."""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+)\.(weight|bias)", name)
     if found is None:
         return name
     layer, part, kind = found.groups()
@@ -77,6 +110,19 @@ def tensor_name(architecture: str, name: str) -> str:
     if found_in is None:
         return name
     return f"model.layers.{int(layer)}.{found_in}" + ("" if found_in in BARE else f".{kind}")
+
+
+def expert_name(architecture: str, name: str) -> str | None:
+    """Transformers' names of the tensors that a tensor of all experts of a layer holds, with {} for the
+    number of an expert; None for another tensor.
+    """
+    found = EXPERTS.fullmatch(name)
+    if found is None:
+        return None
+    layer, part, kind = found.groups()
+    own = EACH.get(architecture, {})
+    at = own.get("", "mlp.experts")
+    return f"model.layers.{int(layer)}.{at}.{{}}.{own.get(part, f'{part}_proj')}.{kind}"
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:

@@ -127,7 +127,9 @@ def columns(r: Reading, op: ops.Columns) -> Value:
 def route(r: Reading, op: ops.Route) -> Value:
     """Return the numbers of the experts [..., L, top], and their weights, float32."""
     at = r.wide(r.whole(op.x)).at
-    bias = None if op.bias is None else whole(r.weights.vector(op.bias, mx.float32))
+    bias, factors = (
+        None if name is None else whole(r.weights.vector(name, mx.float32)) for name in (op.bias, op.factors)
+    )
 
     def route(made: Made, run: Run) -> Arrays:
         x = made[at]
@@ -137,7 +139,8 @@ def route(r: Reading, op: ops.Route) -> Value:
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if op.normalize is not None:
             weights = weights / (mx.sum(weights, axis=-1, keepdims=True) + op.normalize)
-        return chosen, weights * op.scale
+        weights = weights * op.scale
+        return chosen, weights if factors is None else weights * factors[chosen]
 
     return r.calls.add(route, op.top, op.top)
 
