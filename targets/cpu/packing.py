@@ -3,10 +3,11 @@ lines.
 
 A line holds a word of each of the 16 rows, so a vector load gives many rows' weights for the same inputs, the
 inputs are broadcast, and every lane sums its own row: no horizontal additions. Rows are padded to whole
-blocks with zeros. A *span* of a block is its lines of codes, then lines of its scales: a thread reads one
+blocks with zeros. A *span* of a block has lines of codes and lines of their scales: a thread reads one
 stream from end to end. A span is a group, followed by a line of 16 scales and 16 biases; or two groups,
-followed by a line of 16 scales of each; or a superblock, followed by lines of integer scales and offsets and
-a line of their 16 and 16 float16 factors (Layout). A last span of one group has zeros in place of the second.
+followed by a line of 16 scales of each; or lines of integer scales and offsets and a line of their 16 and 16
+float16 factors, followed by the groups of a superblock (Layout). A last span of one group has zeros in place
+of the second.
 
 Codes of 2, 4 and 8 bits fill 32-bit words. Codes of 3, 5 and 6 bits are split into two planes, so that memory
 is read at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the
@@ -28,17 +29,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from nearfar.format.scales import ONE_LEVEL
 from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.codes import U8, U32, unpack_codes
-from nearfar.kernels.quantized import Array, Held, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.step.model import Step
 
-HELD = Held(scales=ONE_LEVEL)
-"""What artifacts store. The kernels read scales of two levels, too, and a Q4_K_M file then takes 13 % fewer
-bytes. But it decodes at 0.7 of the speed of pairs (docs/decisions/0028): two planes of bits cost more
-instructions for each group than they save bytes.
-"""
 ROWS = 16
 QUAD = 4
 """Inputs that share a word's shift, one in each byte."""
@@ -133,29 +128,39 @@ class Layout:
         return at
 
     @property
-    def scales(self) -> int:
-        """The line of a span at which its scales begin."""
-        return self.span // self.cell * self.starts[-1]
-
-    @property
     def levels(self) -> tuple[Plane, ...]:
         """The planes of integer scales and offsets; none where these are float16."""
         return LEVELS[self.matrix.scales.bits] if self.matrix.scales.superblock else ()
+
+    @property
+    def codes(self) -> int:
+        """The line of a span at which its first cell begins."""
+        return self.scale_lines if self.levels else 0
+
+    @property
+    def code_lines(self) -> int:
+        """The lines of a span that hold codes."""
+        return self.span // self.cell * self.starts[-1]
 
     @property
     def level_starts(self) -> list[int]:
         """The lines of a span at which each plane of integer scales begins, and then the line of float16
         values.
         """
-        at = [self.scales]
+        at = [0 if self.levels else self.code_lines]
         for plane in self.levels:
             at.append(at[-1] + self.groups * self.matrix.scales.values * plane.bits // WORD)
         return at
 
     @property
+    def scale_lines(self) -> int:
+        """The lines of a span that hold scales, integers or float16."""
+        return self.level_starts[-1] - self.level_starts[0] + 1
+
+    @property
     def lines(self) -> int:
         """The lines of a span."""
-        return self.level_starts[-1] + 1
+        return self.code_lines + self.scale_lines
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
@@ -237,7 +242,7 @@ def pack(matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Arr
         at = packed[row // ROWS : blocks(row + rows)]
         planes = _planes(layout, tensor.words[row : row + rows])
         for plane, (begin, end) in zip(planes, pairwise(layout.starts), strict=True):
-            _put(at, plane, begin, end - begin, layout.starts[-1])
+            _put(at[:, :, layout.codes :], plane, begin, end - begin, layout.starts[-1])
         for start, values in _scales(layout, tensor[row : row + rows]):
             at[:, :, start : start + values.shape[-1] // ROWS] = values.reshape(*values.shape[:2], -1, ROWS)
     return (packed,)
