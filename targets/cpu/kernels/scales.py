@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -13,6 +14,10 @@ from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
+OfGroup = Callable[[Expr], tuple[Expr, Expr | None]]
+"""Scales and offsets, float32, of a group of a span; no offsets where the scheme has none."""
+Reading = Callable[[Expr], OfGroup]
+"""What reads scales for a register of columns from one on."""
 HALF_LINE = v.ROWS // 2
 """Words of half a line, which holds a float16 for each row of a block."""
 
@@ -31,8 +36,13 @@ class SpanScales:
         self._first, self._n = first, n
         self._units = [self._half(i) for i in range(layout.matrix.scales.values)] if layout.levels else []
 
+    @staticmethod
+    def reader(layout: packing.Layout, unit: Unit, w: Expr, block: Expr, span: Expr) -> Reading:
+        """What reads the scales of a span for a register of columns."""
+        return lambda first: SpanScales(layout, unit, w, block, span, first, unit.lanes).of
+
     def of(self, group: Expr) -> tuple[Expr, Expr | None]:
-        """Scales and offsets of a group of the span, float32; no offsets where the scheme has none."""
+        """See OfGroup."""
         scales = self._layout.matrix.scales
         if not self._units:
             return (self._half(0), self._half(1)) if scales.offsets else (self._half(group), None)
@@ -66,3 +76,22 @@ class SpanScales:
                 part = T.Bind(part << v.isplat(plane.low, "uint32", self._n))
             found = part if found is None else T.Bind(found | part)
         return found
+
+
+def unpacked(layout: packing.Layout, unit: Unit, w: Expr, block: Expr, span: Expr) -> Reading:
+    """What reads the scales of a span that are unpacked now, for products that use them often."""
+    values = layout.matrix.scales.values
+    table = v.local((layout.groups, values, v.ROWS), "float32")
+    packed = SpanScales(layout, unit, w, block, span, v.i32(0), v.ROWS)
+    with T.serial(0, layout.groups) as group:
+        for i, each in enumerate(packed.of(group)[:values]):
+            v.put(table, [group, i, 0], each)
+
+    def of(first: Expr) -> OfGroup:
+        def read(group: Expr) -> tuple[Expr, Expr | None]:
+            scale, *offset = (v.lanes(table, [group, i, first], unit.lanes) for i in range(values))
+            return scale, offset[0] if offset else None
+
+        return read
+
+    return of
