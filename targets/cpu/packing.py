@@ -67,15 +67,18 @@ class Plane:
         return -(-group // (QUAD * self.quads))
 
 
-WORD = 32
+WORD, BYTE = 32, 8
 PLANES = {
     2: (Plane(2),), 4: (Plane(4),), 8: (Plane(8),),
     3: (Plane(2), Plane(1, 2)), 5: (Plane(4), Plane(1, 4)), 6: (Plane(4), Plane(2, 4)),
 }  # fmt: skip
 
 LEVELS = {4: (Plane(4),), 6: (Plane(4), Plane(2, 4)), 8: (Plane(8),)}
-"""The planes of integer scales and offsets, by their bits. Values lie in order in the words of a plane: all
-scales of a span, then all offsets.
+"""The planes of integer scales and offsets, by their bits.
+
+All scales of a span, then all its offsets are a table of bytes, one for each row. A plane has `bits` bits of
+each byte: the lowest bits of the bytes of the plane's first line belong to the table's first line, the next
+ones to the second.
 """
 
 
@@ -149,8 +152,13 @@ class Layout:
         """
         at = [0 if self.levels else self.code_lines]
         for plane in self.levels:
-            at.append(at[-1] + self.groups * self.matrix.scales.values * plane.bits // WORD)
+            at.append(at[-1] + self.values * plane.bits // WORD)
         return at
+
+    @property
+    def values(self) -> int:
+        """The number of scales and offsets of a span."""
+        return self.groups * self.matrix.scales.values
 
     @property
     def scale_lines(self) -> int:
@@ -269,14 +277,14 @@ def _scales(layout: Layout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
     yield last, _halves(layout, units.reshape(n, -1))
     values = [tensor.scales, tensor.biases][: layout.matrix.scales.values]
     codes = np.concatenate([each.reshape(n, layout.spans, -1) for each in values], -1)
+    table = np.ascontiguousarray(_by_block(codes, n), np.uint8).view(np.uint32)
+    table = table.reshape(*table.shape[:2], -1, ROWS)
     for plane, start in zip(layout.levels, layout.level_starts, strict=False):
-        run = WORD // plane.bits
-        part = ((codes >> np.uint8(plane.low)) & np.uint8(plane.mask)).reshape(n, layout.spans, -1, run)
-        words = np.bitwise_or.reduce(
-            part.astype(np.uint32) << (np.arange(run, dtype=np.uint32) * np.uint32(plane.bits)), axis=-1
-        )
-        by_block = np.ascontiguousarray(_by_block(words, n), np.uint32)
-        yield start, by_block.reshape(*by_block.shape[:2], -1)
+        run = BYTE // plane.bits
+        part = (table >> np.uint32(plane.low)) & np.uint32(plane.mask * 0x01010101)
+        shifts = np.arange(run, dtype=np.uint32)[:, None] * np.uint32(plane.bits)
+        lines = np.bitwise_or.reduce(part.reshape(*part.shape[:2], -1, run, ROWS) << shifts, axis=3)
+        yield start, lines.reshape(*lines.shape[:2], -1)
 
 
 def _halves(layout: Layout, values: Array) -> U32:

@@ -69,13 +69,13 @@ class _Row:
             self._span(v.i32(cells // each), cells % each)
 
     def _span(self, span: Expr, cells: int) -> None:
-        scales = SpanScales(self.layout, self.unit, self.w, self.block, span, v.i32(0), v.ROWS)
+        scales = SpanScales(self.layout, self.unit, self.w, self.block, span).columns(v.i32(0), v.ROWS)
         of_cell = self.layout.cell // self.layout.matrix.group
         with T.serial(0, cells) as cell:
             for inside in range(of_cell):
                 in_span = T.Bind(cell * of_cell + inside)
                 both = v.local((2, v.ROWS), "float32")
-                for half, values in enumerate(scales.of(in_span)):
+                for half, values in enumerate(scales(in_span)):
                     if values is not None:
                         v.put(both, [half, 0], values)
                 self._group(span, cell, inside, in_span, both)

@@ -9,14 +9,12 @@ handling of signs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Linear
 from nearfar.kernels.pieces import placed
@@ -27,7 +25,7 @@ from nearfar.targets.cpu.kernels.dot import SUMS, Products, Reader, Words, lines
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
-from nearfar.targets.cpu.kernels.scales import OfGroup, Reading, SpanScales, unpacked
+from nearfar.targets.cpu.kernels.scales import OfGroup, SpanScales
 from nearfar.targets.cpu.packing import Layout
 from nearfar.targets.cpu.units import Unit
 
@@ -112,9 +110,6 @@ class _Rounded:
 
 
 def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
-    scales = job.matrix.scales
-    if scales.superblock and scales.offsets and not isinstance(job.m, int):
-        return _by_span(job, unit, dot, buf)
     with v.parallel(packing.blocks(job.columns)) as block, T.serial(0, job.m // dot.rows) as t:
         acc = v.local((dot.rows, v.ROWS), "float32")
         accumulate(job.matrix, unit, dot, buf, block, t, acc)
@@ -131,16 +126,11 @@ def accumulate(
     """acc[row] = x'[rows of tile t] · W[block]ᵀ, for some columns of the block at a time."""
     for r in range(dot.rows):
         v.put(acc, [r, 0], v.splat(0.0))
-    _passes(dot, lambda column: _columns(matrix, unit, dot, buf, block, t, column, acc))
-
-
-def _passes(dot: Products, body: Callable[[Expr], None]) -> None:
-    """Call body(column) for the first column of each pass over a block."""
-    columns = dot.pieces * dot.unit.lanes
+    columns = dot.pieces * unit.lanes
     if columns == v.ROWS:
-        return body(v.i32(0))
+        return _columns(matrix, unit, dot, buf, block, t, v.i32(0), acc)
     with T.serial(0, v.ROWS // columns) as some:
-        body(some * columns)
+        _columns(matrix, unit, dot, buf, block, t, some * columns, acc)
 
 
 def _columns(
@@ -157,14 +147,19 @@ def _columns(
 
     Per group: an exact integer sum of 16-bit products, then scale·(Σ q x) + offset·(Σ x) in float32.
     """
-    layout = Layout(matrix)
+    layout, n = Layout(matrix), unit.lanes
+    at = [column + piece * n for piece in range(dot.pieces)]
     group = _Group(layout, unit, dot, buf, t, acc)
     each, cells = layout.span // layout.cell, matrix.k // layout.cell
 
     def some(span: Expr, count: int) -> None:
         if dot.streams and layout.levels:
             ahead(buf["w"], (block, span), layout.level_starts[0], layout.scale_lines)
-        group.span(block, span, count, SpanScales.reader(layout, unit, buf["w"], block, span), column)
+        scales = SpanScales(layout, unit, buf["w"], block, span)
+        columns = [(first, scales.columns(first, n)) for first in at]
+        with T.serial(0, count) as cell:
+            for inside in range(layout.cell // matrix.group):
+                group.add(block, span, cell, inside, columns)
         if dot.streams and not layout.levels:
             ahead(buf["w"], (block, span), layout.level_starts[0], layout.scale_lines)
 
@@ -172,38 +167,6 @@ def _columns(
         some(span, each)
     if cells % each:
         some(v.i32(cells // each), cells % each)
-
-
-def _by_span(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
-    """The body for many rows and superblocks: the scales of a superblock are unpacked once for all rows. Between
-    superblocks, the rows' sums are in memory.
-    """
-    layout, tiles = Layout(job.matrix), job.m // dot.rows
-    cells = layout.span // layout.cell
-    with v.parallel(packing.blocks(job.columns)) as block:
-        sums = [v.local((MAX_STEP, v.ROWS), "float32") for _ in range(1 if job.gate is None else 2)]
-        tile = [v.local((dot.rows, v.ROWS), "float32") for _ in sums]
-        for part, rows in enumerate(sums):
-            acc, of = tile[part], T.Bind(block + part * packing.blocks(job.columns))
-            with T.serial(0, job.m) as m:
-                v.put(rows, [m, 0], v.splat(0.0))
-            with T.serial(0, layout.spans) as span:
-                scales = unpacked(layout, unit, buf["w"], of, span)
-                with T.serial(0, tiles) as t:
-                    group = _Group(layout, unit, dot, buf, t, acc)
-                    _copy(rows, t * dot.rows, acc, 0, dot.rows)
-                    _passes(dot, partial(group.span, of, span, cells, scales))
-                    _copy(acc, 0, rows, t * dot.rows, dot.rows)
-        with T.serial(0, tiles) as t:
-            for rows, acc in zip(sums, tile, strict=True):
-                _copy(rows, t * dot.rows, acc, 0, dot.rows)
-            finish_tile(job, buf, block, t * dot.rows, dot.rows, tile[0], tile[1] if job.gate else None)
-
-
-def _copy(source: Expr, first: Expr, into: Expr, at: Expr, rows: int) -> None:
-    """Copy some rows of sums."""
-    for r in range(rows):
-        v.put(into, [at + r, 0], v.lanes(source, [first + r, 0]))
 
 
 @dataclass(frozen=True)
@@ -216,14 +179,6 @@ class _Group:
     buf: dict[str, Expr]
     t: Expr
     acc: Expr
-
-    def span(self, block: Expr, span: Expr, cells: int, scales: Reading, column: Expr) -> None:
-        """Add the cells of a span, for the columns of a pass from `column` on."""
-        at = [column + piece * self.unit.lanes for piece in range(self.dot.pieces)]
-        of = [(first, scales(first)) for first in at]
-        with T.serial(0, cells) as cell:
-            for inside in range(self.layout.cell // self.layout.matrix.group):
-                self.add(block, span, cell, inside, of)
 
     def add(
         self, block: Expr, span: Expr, cell: Expr, inside: int, columns: list[tuple[Expr, OfGroup]]
