@@ -17,7 +17,6 @@ from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools
-from nearfar.edge_runtime.snapshots.record import origin
 from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.edge_runtime.tools.asking import offered
 from nearfar.edge_runtime.tools.parts import CallPart
@@ -48,7 +47,9 @@ CLOSING_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Told:
-    """What a model shows about a prompt (Knowledge, as a dictionary), its name, and its artifact's digest."""
+    """What a model shows about a prompt (Knowledge, as a dictionary), its name, and what a router for it is
+    tied to (`artifact_of`).
+    """
 
     knowledge: Mapping[str, Any]
     model: str
@@ -119,11 +120,11 @@ class EngineDevice:
             return None
         variables = template_variables(cast(ChatParams, params))
         try:
-            made = await knowledge(engine, messages, ask=ask, variables=variables)
-        except NearfarError:  # the decision's own checks tell why, if it matters
+            async with asyncio.timeout(self._timeouts.device_first_token):
+                made = await knowledge(engine, messages, ask=ask, variables=variables)
+        except (NearfarError, TimeoutError):  # the decision's own checks and the answer tell why
             return None
-        made_for = origin(engine.manifest, engine.context)
-        return Told(made.model_dump(), engine.manifest.model.name, made_for.fingerprint)
+        return Told(made.model_dump(), engine.manifest.model.name, artifact_of(engine))
 
     async def state(self) -> DeviceState:
         """Return the device's present state. `queue_seconds` is the time for the prompts of other
@@ -196,6 +197,14 @@ class EngineDevice:
         for stats in chunk.timings or ():
             self.speeds.prefill(stats.prompt_tokens - stats.cached_tokens, stats.prefill)
             self.speeds.decode(stats.completion_tokens - 1, stats.decode)
+
+
+def artifact_of(engine: AsyncEngine) -> str:
+    """What a fitted router is tied to: the checkpoint's SHA-256 and the quantization scheme, which are the
+    same for every target.
+    """
+    manifest = engine.manifest
+    return f"{manifest.provenance.get('checkpoint_sha256', '')}/{manifest.quantization.scheme}"
 
 
 def _piece(chunk: ChatCompletionChunk) -> UsagePiece:

@@ -34,17 +34,14 @@ anyway, and rows of logits that a step has left.
 class Knowledge(Record):
     """What a model shows about a prompt. Logarithms are natural.
 
-    `prompt_tokens`: its length. `entropy`, `best`, `margin`: of the first token of the answer: the entropy of
-    all tokens, the log-probability of the likeliest one, and how far the second is below it.
-    `prompt_logprob`: the mean log-probability of some of the prompt's last tokens; None if they were in the
-    cache. `sure`: the log-odds of the answer Yes to the question whether it can answer; None if it was not
-    asked.
+    `prompt_tokens`: its length. `top`: log-probabilities of the likeliest first tokens of the answer, in
+    descending order. `prompt_logprob`: the mean log-probability of some of the prompt's last tokens; None if
+    they were in the cache. `sure`: the log-odds of the answer Yes to the question whether it can answer; None
+    if it was not asked.
     """
 
     prompt_tokens: int
-    entropy: float
-    best: float
-    margin: float
+    top: tuple[float, ...]
     prompt_logprob: float | None
     sure: float | None
 
@@ -76,9 +73,7 @@ async def knowledge(
     own = [each.logprobs[0] for each in scores.values()]
     return Knowledge(
         len(tokens),
-        first.entropy,
-        first.best,
-        first.best - first.second,
+        first.top,
         sum(own) / len(own) if own else None,
         await _sure(engine, given, variables) if ask else None,
     )

@@ -20,6 +20,7 @@ const CARD: ModelCard = {
   vocabSize: 97,
   weightBytes: 1,
   license: null,
+  checkpoint: null,
   features: [],
 };
 const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
