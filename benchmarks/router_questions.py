@@ -4,10 +4,13 @@ Kinds differ in how well small models answer them: arithmetic, letters, facts, d
 code that is written and then run. The numbers are drawn from fixed seeds.
 """
 
+# ruff: noqa: E501
+# Questions stand on lines of their own, as long as they are.
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import random
 import re
 import subprocess
@@ -19,10 +22,38 @@ Row = dict[str, str]
 EACH = 24
 """Questions of each kind."""
 
-WORDS = (
-    "planet garden window silver bottle market doctor engine forest guitar hammer island jacket kitchen ladder "
-    "mirror needle orange pepper rabbit saddle tunnel velvet wallet yellow zipper bridge camera dragon feather"
-).split()
+WORDS = [
+    "planet",
+    "garden",
+    "window",
+    "silver",
+    "bottle",
+    "market",
+    "doctor",
+    "engine",
+    "forest",
+    "guitar",
+    "hammer",
+    "island",
+    "jacket",
+    "kitchen",
+    "ladder",
+    "mirror",
+    "needle",
+    "orange",
+    "pepper",
+    "rabbit",
+    "saddle",
+    "tunnel",
+    "velvet",
+    "wallet",
+    "yellow",
+    "zipper",
+    "bridge",
+    "camera",
+    "dragon",
+    "feather",
+]
 CAPITALS = {
     "France": "Paris", "Japan": "Tokyo", "Kenya": "Nairobi", "Peru": "Lima", "Norway": "Oslo", "Egypt": "Cairo",
     "Mongolia": "Ulaanbaatar", "Bhutan": "Thimphu", "Burkina Faso": "Ouagadougou", "Kyrgyzstan": "Bishkek",
@@ -30,7 +61,7 @@ CAPITALS = {
     "Eritrea": "Asmara", "Latvia": "Riga", "Slovenia": "Ljubljana", "Laos": "Vientiane", "Malawi": "Lilongwe",
     "Spain": "Madrid", "Tajikistan": "Dushanbe", "Guyana": "Georgetown", "Moldova": "Chisinau",
 }  # fmt: skip
-NAMES = "Anna Ben Clara David Emma".split()
+NAMES = ["Anna", "Ben", "Clara", "David", "Emma"]
 SNIPPETS = (
     "x = {a}\nfor i in range({d}):\n    x += i\nprint(x)",
     "print(sum(n for n in range({a}) if n % {d} == 0))",
@@ -66,13 +97,17 @@ TASKS = (
     ("returns the smallest number of coins of the values in a list that make an amount", "f([1, 3, 4], 6) == 2"),
 )  # fmt: skip
 SECONDS = 5.0
-LAST_FUNCTION = "f = globals().get('f') or [v for v in list(globals().values()) if hasattr(v, '__code__')][-1]"
+LAST_FUNCTION = (
+    "f = globals().get('f') or [v for v in list(globals().values()) if hasattr(v, '__code__')][-1]"
+)
 """Code that finds the function of an answer, whatever its name."""
 
 
 def _arithmetic(rng: random.Random, at: int) -> tuple[str, str]:
     a, b, c = (rng.randint(10, (99, 999)[at % 2]) for _ in range(3))
-    return ((f"{a} + {b} + {c}", str(a + b + c)), (f"{a} * {b}", str(a * b)), (f"{a} - {b}", str(a - b)))[at % 3]
+    return ((f"{a} + {b} + {c}", str(a + b + c)), (f"{a} * {b}", str(a * b)), (f"{a} - {b}", str(a - b)))[
+        at % 3
+    ]
 
 
 def _sum(rng: random.Random, at: int) -> tuple[str, str]:
@@ -96,8 +131,12 @@ def _letters(rng: random.Random, at: int) -> tuple[str, str]:
         return f'Spell "{word}" backwards. Reply with the word only.', word[::-1]
     if at % 3 == 1:
         letter = rng.choice(word)
-        return f'How often does the letter {letter} occur in "{word}"? Reply with the number only.', str(word.count(letter))
-    return f'What is letter number {(n := rng.randint(2, 6))} of "{word}"? Reply with the letter only.', word[n - 1]
+        return f'How often does the letter {letter} occur in "{word}"? Reply with the number only.', str(
+            word.count(letter)
+        )
+    return f'What is letter number {(n := rng.randint(2, 6))} of "{word}"? Reply with the letter only.', word[
+        n - 1
+    ]
 
 
 def _facts(_: random.Random, at: int) -> tuple[str, str]:
@@ -114,10 +153,12 @@ def _dates(rng: random.Random, at: int) -> tuple[str, str]:
 
 def _logic(rng: random.Random, at: int) -> tuple[str, str]:
     names = rng.sample(NAMES, 3 + at % 3)
-    said = [f"{first} is taller than {second}." for first, second in zip(names, names[1:], strict=False)]
+    said = [f"{first} is taller than {second}." for first, second in itertools.pairwise(names)]
     rng.shuffle(said)
     which = at % 2
-    return f"{' '.join(said)} Who is the {('tallest', 'shortest')[which]}? Reply with the name only.", names[-which]
+    return f"{' '.join(said)} Who is the {('tallest', 'shortest')[which]}? Reply with the name only.", names[
+        -which
+    ]
 
 
 def _sorting(rng: random.Random, at: int) -> tuple[str, str]:
@@ -131,7 +172,10 @@ def _sorting(rng: random.Random, at: int) -> tuple[str, str]:
 def _bases(rng: random.Random, at: int) -> tuple[str, str]:
     number = rng.randint(5, (31, 255)[at % 2])
     if at % 4 < 2:
-        return f"What is the decimal number {number} in binary? Reply with the binary digits only.", f"{number:b}"
+        return (
+            f"What is the decimal number {number} in binary? Reply with the binary digits only.",
+            f"{number:b}",
+        )
     return f"What is the binary number {number:b} in decimal? Reply with the number only.", str(number)
 
 
@@ -142,7 +186,10 @@ def _reading(rng: random.Random, at: int) -> tuple[str, str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         exec(code, {})
-    return f"What does this Python program print?\n\n{code}\n\nReply with the output only.", shown.getvalue().strip()
+    return (
+        f"What does this Python program print?\n\n{code}\n\nReply with the output only.",
+        shown.getvalue().strip(),
+    )
 
 
 def _writing(_: random.Random, at: int) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,7 @@ from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.edge_runtime.tools.asking import offered
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.errors import DeviceError, NearfarError, RequestError
+from nearfar.routing.fitted import row_tokens
 from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import UsagePiece
 from nearfar.routing.sides import Call, SideError, Size
@@ -109,11 +111,15 @@ class EngineDevice:
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)
 
     async def knowledge(
-        self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], ask: bool
+        self,
+        messages: tuple[Mapping[str, Any], ...],
+        params: Mapping[str, Any],
+        ask: bool,
+        tokens: Seq[int] | None,
     ) -> Told | None:
         """Return what the model shows about a prompt; its pages stay in the cache for the answer. None where
         there is no engine, where the prompt does not fit, and for prompts with tools. `ask`: also ask the
-        model whether it can answer.
+        model whether it can answer. `tokens`: those that show the last hidden row; None: as for records.
         """
         engine = await self.open()
         if engine is None or not engine.codec.has_template or params.get("tools"):
@@ -121,7 +127,10 @@ class EngineDevice:
         variables = template_variables(cast(ChatParams, params))
         try:
             async with asyncio.timeout(self._timeouts.device_first_token):
-                made = await knowledge(engine, messages, ask=ask, variables=variables)
+                made = await knowledge(
+                    engine, messages, ask=ask, variables=variables,
+                    tokens=row_tokens(engine.manifest.model.vocab_size) if tokens is None else tokens,
+                )  # fmt: skip
         except (NearfarError, TimeoutError):  # the decision's own checks and the answer tell why
             return None
         return Told(made.model_dump(), engine.manifest.model.name, artifact_of(engine))

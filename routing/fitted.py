@@ -29,10 +29,35 @@ ANSWER_FEATURES = ("mean_logprob", "lowest_logprob", "mean_entropy", "highest_en
 Made = TypeVar("Made")
 
 
+ROW_TOKENS = 128
+"""Tokens whose log-probabilities show the last hidden row."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A direction of the last hidden row, through the output matrix: the sum of `weights` times the
+    log-probabilities of `tokens`, less their mean. `mean` is the sum's mean over the examples.
+    """
+
+    tokens: tuple[int, ...]
+    weights: tuple[float, ...]
+    mean: float
+
+    def value(self, row: Seq[Seq[float]]) -> float:
+        """What it adds to a regression; 0 where the row of a Knowledge lacks one of its tokens."""
+        known = {int(token): logprob for token, logprob in row}
+        if not known.keys() >= set(self.tokens):
+            return 0.0
+        shown = [known[token] for token in self.tokens]
+        middle = sum(shown) / len(shown)
+        products = (weight * (each - middle) for weight, each in zip(self.weights, shown, strict=True))
+        return sum(products) - self.mean
+
+
 @dataclass(frozen=True)
 class Regression:
-    """Logistic regression: bias + Σ weights · (features − mean) / scale. A missing feature counts as its
-    mean.
+    """Logistic regression: bias + Σ weights · (features − mean) / scale + probe. A missing feature counts as
+    its mean.
 
     `auroc`: of examples that were kept back in turns.
     """
@@ -43,10 +68,11 @@ class Regression:
     weights: tuple[float, ...]
     bias: float
     auroc: float
+    probe: Probe | None
 
-    def probability(self, values: Mapping[str, float | None]) -> float:
+    def probability(self, values: Mapping[str, float | None], row: Seq[Seq[float]]) -> float:
         """The probability that the cloud answers better."""
-        total = self.bias
+        total = self.bias + (0.0 if self.probe is None else self.probe.value(row))
         for name, mean, scale, weight in zip(self.features, self.mean, self.scale, self.weights, strict=True):
             value = values.get(name)
             total += 0.0 if value is None else weight * (value - mean) / scale
@@ -94,9 +120,16 @@ class FittedRouter:
         """Whether the model itself must be asked whether it can answer."""
         return any("sure" in each.features for each in (self.prompt, self.answer) if each is not None)
 
+    @property
+    def row_tokens(self) -> tuple[int, ...]:
+        """Tokens whose log-probabilities it needs, for the last hidden row."""
+        parts = (self.prompt, self.answer)
+        probes = [part.probe for part in parts if part is not None and part.probe is not None]
+        return tuple(dict.fromkeys(token for probe in probes for token in probe.tokens))
+
     def gain(self, knowledge: Mapping[str, Any]) -> float:
         """The probability that the cloud answers better, from a Knowledge as a dictionary."""
-        return self.prompt.probability(prompt_features(knowledge))
+        return self.prompt.probability(prompt_features(knowledge), knowledge.get("row", ()))
 
     def doubt(self, knowledge: Mapping[str, Any], first: Seq[First]) -> Reason | None:
         """Why the cloud should answer instead, when the device's answer began with these tokens; None: it
@@ -105,7 +138,7 @@ class FittedRouter:
         if self.answer is None or self.limit is None or len(first) != self.tokens:
             return None
         values = {**prompt_features(knowledge), **answer_features(first)}
-        found = self.answer.probability(values)
+        found = self.answer.probability(values, knowledge.get("row", ()))
         return Reason("doubtful", "device", found, self.limit) if found >= self.limit else None
 
     def check(self, artifact: str, model: str) -> None:
@@ -173,6 +206,11 @@ class Judge:
         return self.router.doubt(self.knowledge, first)
 
 
+def row_tokens(vocab_size: int) -> tuple[int, ...]:
+    """The tokens whose log-probabilities are recorded for a probe: evenly spaced in the vocabulary."""
+    return tuple(range(0, vocab_size, max(vocab_size // ROW_TOKENS, 1)))[:ROW_TOKENS]
+
+
 def prompt_features(knowledge: Mapping[str, Any]) -> dict[str, float | None]:
     """The PROMPT_FEATURES of a Knowledge; None where the model does not show it."""
     top = knowledge["top"]
@@ -226,7 +264,20 @@ def _regression(data: object, what: str, known: Seq[str]) -> Regression:
         raise ValueError(f"{what}: a scale must be positive")
     for name in ("features", "mean", "scale", "weights"):
         given[name] = tuple(given[name])
+    if given["probe"] is not None:
+        given["probe"] = _probe(given["probe"])
     return Regression(**given)
+
+
+def _probe(data: object) -> Probe:
+    given = _fields(data, (), Probe, "a probe")
+    tokens, weights = given["tokens"], given["weights"]
+    if not isinstance(tokens, list) or not isinstance(weights, list) or len(tokens) != len(weights):
+        raise ValueError("a probe must have as many weights as tokens")
+    whole = all(type(each) is int and each >= 0 for each in tokens) and len(set(tokens)) == len(tokens)
+    if not tokens or not whole or not all(map(_is_number, [*weights, given["mean"]])):
+        raise ValueError("a probe must have ids of different tokens and finite numbers")
+    return Probe(tuple(tokens), tuple(weights), given["mean"])
 
 
 def _check(made: FittedRouter) -> None:

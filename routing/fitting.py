@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from nearfar.routing.fitted import (
     PROMPT_FEATURES,
     FittedRouter,
     Point,
+    Probe,
     Regression,
     answer_features,
     prompt_features,
@@ -32,6 +33,8 @@ STRENGTH = 0.3
 """Inverse of the L2 penalty: few examples, correlated features."""
 HELD = 8
 """Tokens of an answer that are looked at before it is shown, if the caller does not say."""
+DIRECTIONS, PROBE_STRENGTH = 30, 0.03
+"""Main directions of the last hidden row that a probe weighs, and the inverse of the L2 penalty then."""
 STEPS = 20
 """Points of a curve after the first one."""
 PARTS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -122,10 +125,10 @@ def _lines(path: Path, needed: Seq[str]) -> list[dict[str, Any]]:
     return made
 
 
-def fit(examples: Seq[Example], tokens: int = HELD) -> FittedRouter:
+def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> FittedRouter:
     """Fit a router whose threshold sends half of the prompts to the cloud. Its curve and its AUROC are of
     scores that each example got from a fit to others. `tokens`: how many first tokens of an answer it may
-    look at.
+    look at. `probe`: it also looks at the last hidden row.
     """
     if len(examples) < LEAST:
         raise RequestError(f"{len(examples)} examples have outcomes: at least {LEAST} are needed", "records")
@@ -134,18 +137,12 @@ def fit(examples: Seq[Example], tokens: int = HELD) -> FittedRouter:
         raise RequestError(
             "in almost all examples the same side is better: there is nothing to fit", "records"
         )
-    known = [prompt_features(each.knowledge) for each in examples]
-    prompt, early = _regression(known, PROMPT_FEATURES, gains)
+    prompt, early = _regression(Columns.of(examples, None, probe), gains)
     begun = np.array([len(each.first) >= tokens for each in examples])
     answer, late, part = None, None, 1.0
     if begun.sum() >= LEAST and min(gains[begun].sum(), (~gains[begun]).sum()) >= FOLDS:
-        later = [
-            {**k, **answer_features(each.first[:tokens])} for k, each in zip(known, examples, strict=True)
-        ]
-        names = (*PROMPT_FEATURES, *ANSWER_FEATURES)
-        answer, scores = _regression(
-            [one for one, is_in in zip(later, begun, strict=True) if is_in], names, gains[begun]
-        )
+        columns = Columns.of([each for each in examples if len(each.first) >= tokens], tokens, probe)
+        answer, scores = _regression(columns, gains[begun])
         late = np.full(len(examples), -1.0)  # an answer that is shorter is never given up
         late[begun] = scores
         part = _best_part(early, late, examples)
@@ -159,25 +156,82 @@ def fit(examples: Seq[Example], tokens: int = HELD) -> FittedRouter:
     )
 
 
-def _regression(
-    rows: Seq[dict[str, float | None]], names: Seq[str], gains: Array
-) -> tuple[Regression, Array]:
-    """Fit to all examples, and give each the score of fits to others."""
-    from sklearn.metrics import roc_auc_score
+@dataclass(frozen=True)
+class Columns:
+    """What examples show: `table` [examples, names] with NaN where it is missing, and `row` [examples,
+    tokens] with the log-probabilities of tokens, less their mean; no tokens: no probe.
+    """
 
-    table = np.array(
-        [[np.nan if row[name] is None else row[name] for name in names] for row in rows], np.float64
-    )
-    kept = [at for at in range(len(names)) if not np.isnan(table[:, at]).all()]
-    table = table[:, kept]
-    scores = held_out(table, gains)
-    mean, scale, weights, bias = model(table, gains)
-    auroc = float(roc_auc_score(gains, scores))
-    means, scales, slopes = (tuple(each.tolist()) for each in (mean, scale, weights))
-    return Regression(tuple(names[at] for at in kept), means, scales, slopes, bias, auroc), scores
+    names: tuple[str, ...]
+    table: Array
+    tokens: tuple[int, ...]
+    row: Array
+
+    @classmethod
+    def of(cls, examples: Seq[Example], tokens: int | None, probe: bool) -> Columns:
+        """Of the prompts alone, or (`tokens`) also of so many first tokens of answers. `probe`: with the last
+        hidden row, which all examples must have.
+        """
+        rows = [prompt_features(each.knowledge) for each in examples]
+        names: tuple[str, ...] = PROMPT_FEATURES
+        if tokens is not None:
+            later = [answer_features(each.first[:tokens]) for each in examples]
+            rows = [row | more for row, more in zip(rows, later, strict=True)]
+            names = (*PROMPT_FEATURES, *ANSWER_FEATURES)
+        table = np.array([[_or_nan(row[name]) for name in names] for row in rows], np.float64)
+        kept = [at for at in range(len(names)) if not np.isnan(table[:, at]).all()]
+        shown = [each.knowledge.get("row") or () for each in examples]
+        ids = tuple(int(token) for token, _ in shown[0]) if probe else ()
+        if probe and (not ids or any(tuple(token for token, _ in row) != ids for row in shown)):
+            raise RequestError(
+                "a probe needs the last hidden row in all records: record again with Policy(router='record') "
+                "in Python, or fit without --probe",
+                "probe",
+            )
+        values = np.array(
+            [[each for _, each in row] for row in shown] if ids else np.zeros((len(examples), 0))
+        )
+        centred = values - values.mean(axis=1, keepdims=True) if ids else values
+        return cls(tuple(names[at] for at in kept), table[:, kept], ids, centred)
+
+    def __getitem__(self, part: Array) -> Columns:
+        """The columns of some examples."""
+        return replace(self, table=self.table[part], row=self.row[part])
+
+    def fit(self, gains: Array) -> Regression:
+        """Logistic regression of the gains, without its AUROC. The row is replaced by its main directions."""
+        from sklearn.linear_model import LogisticRegression
+
+        mean = np.nanmean(self.table, axis=0)
+        filled = np.where(np.isnan(self.table), mean, self.table)
+        scale = filled.std(axis=0)
+        scale[scale < 1e-9] = 1.0
+        inputs, probing = (filled - mean) / scale, bool(self.tokens)
+        middle = self.row.mean(axis=0)
+        if probing:
+            count = min(DIRECTIONS, len(gains) - 1, len(self.tokens))
+            _, sizes, directions = np.linalg.svd(self.row - middle, full_matrices=False)
+            spread = np.maximum(sizes[:count] / np.sqrt(len(gains)), 1e-9)
+            inputs = np.hstack([inputs, (self.row - middle) @ directions[:count].T / spread])
+        made = LogisticRegression(C=PROBE_STRENGTH if probing else STRENGTH, max_iter=1000).fit(inputs, gains)
+        weights, rest = np.split(made.coef_[0], [len(self.names)])
+        probe = None
+        if probing:
+            along = directions[:count].T @ (rest / spread)
+            probe = Probe(self.tokens, tuple(along.tolist()), float(along @ middle))
+        lists = [tuple(each.tolist()) for each in (mean, scale, weights)]
+        return Regression(self.names, lists[0], lists[1], lists[2], float(made.intercept_[0]), 0.5, probe)
+
+    def scores(self, made: Regression) -> Array:
+        """The probability of each example by a regression of such columns."""
+        filled = np.where(np.isnan(self.table), np.array(made.mean), self.table)
+        total = made.bias + (filled - np.array(made.mean)) / np.array(made.scale) @ np.array(made.weights)
+        if made.probe is not None:
+            total = total + self.row @ np.array(made.probe.weights) - made.probe.mean
+        return np.asarray(1 / (1 + np.exp(-np.clip(total, -500, 500))))
 
 
-def held_out(table: Array, gains: Array) -> Array:
+def held_out(columns: Columns, gains: Array) -> Array:
     """The mean score of each example over several divisions, from models that were fitted to the others."""
     try:
         from sklearn.model_selection import StratifiedKFold
@@ -185,23 +239,18 @@ def held_out(table: Array, gains: Array) -> Array:
         raise RequestError("fitting needs scikit-learn: pip install 'nearfar[fit]'", "fit") from error
     scores = np.zeros(len(gains))
     for seed in range(ROUNDS):
-        for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(table, gains):
-            mean, scale, weights, bias = model(table[train], gains[train])
-            filled = np.where(np.isnan(table[test]), mean, table[test])
-            scores[test] += 1 / (1 + np.exp(-(bias + ((filled - mean) / scale) @ weights)))
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+        for train, test in folds.split(columns.table, gains):
+            scores[test] += columns[test].scores(columns[train].fit(gains[train]))
     return scores / ROUNDS
 
 
-def model(table: Array, gains: Array) -> tuple[Array, Array, Array, float]:
-    """Mean, scale, weights and bias of logistic regression; a missing feature (NaN) counts as its mean."""
-    from sklearn.linear_model import LogisticRegression
+def _regression(columns: Columns, gains: Array) -> tuple[Regression, Array]:
+    """Fit to all examples, and give each the score of fits to others."""
+    scores = held_out(columns, gains)
+    from sklearn.metrics import roc_auc_score
 
-    mean = np.nanmean(table, axis=0)
-    filled = np.where(np.isnan(table), mean, table)
-    scale = filled.std(axis=0)
-    scale[scale < 1e-9] = 1.0
-    fitted = LogisticRegression(C=STRENGTH, max_iter=1000).fit((filled - mean) / scale, gains)
-    return mean, scale, fitted.coef_[0], float(fitted.intercept_[0])
+    return replace(columns.fit(gains), auroc=float(roc_auc_score(gains, scores))), scores
 
 
 def curve_of(
@@ -246,3 +295,7 @@ def _best_part(early: Array, late: Array, examples: Seq[Example]) -> float:
     gaps = {part: closed_gap(curve_of(early, examples, late, part)) for part in PARTS}
     best = max(PARTS, key=lambda part: gaps[part])
     return best if gaps[best] >= gaps[1.0] + WORTH else 1.0
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

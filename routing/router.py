@@ -392,8 +392,8 @@ class Router:
         fitted = self._fitted
         if fitted is None or not isinstance(self.device, EngineDevice):
             return None
-        ask = isinstance(fitted, FittedRouter) and fitted.asks
-        told = await self.device.knowledge(call.messages, call.params, ask)
+        ask, tokens = (fitted.asks, fitted.row_tokens) if isinstance(fitted, FittedRouter) else (False, None)
+        told = await self.device.knowledge(call.messages, call.params, ask, tokens)
         if told is not None and isinstance(fitted, FittedRouter):
             fitted.check(told.artifact, told.model)
         return told

@@ -24,7 +24,7 @@ from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.routing import Endpoint, HybridClient, Policy
 from nearfar.routing.device import artifact_of
-from nearfar.routing.fitted import FittedRouter, Point, Regression
+from nearfar.routing.fitted import ROW_TOKENS, FittedRouter, Point, Regression
 from nearfar.routing.policy import MonitorOptions, RetryOptions
 from nearfar.routing.shapes import Provenance
 from tests.support.artifacts import Built
@@ -206,7 +206,7 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
 ) -> None:
     told = artifact_of(device.asynchronous)
     # On the sample model the entropy of the first token tells nothing; any direction of it is a router.
-    by_length = Regression(("length",), (0.0,), (1.0,), (1.0,), -math.log(60), 0.5)
+    by_length = Regression(("length",), (0.0,), (1.0,), (1.0,), -math.log(60), 0.5, None)
     made = FittedRouter("sample", told, 50, by_length, 0.5, None, None, 8, (Point(0, 1, None, 0, None),))
     path, records = tmp_path / "router.json", tmp_path / "records.jsonl"
     made.save(path)
@@ -226,7 +226,8 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
     assert routes == [("device", "easy"), ("cloud", "hard"), ("device", "private")]
     written = [json.loads(line) for line in records.read_text().splitlines()]
     assert written[0]["artifact"] == told
-    assert set(written[0]["knowledge"]) == {"prompt_tokens", "top", "prompt_logprob", "sure"}
+    assert set(written[0]["knowledge"]) == {"prompt_tokens", "top", "prompt_logprob", "sure", "row"}
+    assert written[0]["knowledge"]["row"] == []
     assert len(written[0]["outcome"]["first_tokens"]) == 16
     assert written[0]["request"]["conversation"]["cached_device"] <= written[0]["request"]["prompt_tokens"]
     assert "knowledge" not in written[2]
@@ -237,6 +238,7 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
     assert plain.x_nearfar.reasons[0].code == "preferred"
     last = json.loads(records.read_text().splitlines()[-1])
     assert last["knowledge"]["sure"] is None
+    assert len(last["knowledge"]["row"]) == ROW_TOKENS
     assert len(last["outcome"]["first_tokens"]) == 16
     # Budgets win: what is too dear stays, however hard it is.
     broke = Policy.parse({"router": json.loads(path.read_text()), "budget_day": 1})
@@ -260,8 +262,8 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
 def test_an_answer_that_a_fitted_router_doubts_is_never_shown_except_where_the_cloud_may_not_have_it(
     device: Engine, cloud: Proxy, expected: str
 ) -> None:
-    easy = Regression(("length",), (0.0,), (1.0,), (0.0,), -5.0, 0.5)
-    doubts = Regression(("mean_logprob",), (0.0,), (1.0,), (0.0,), 5.0, 0.5)
+    easy = Regression(("length",), (0.0,), (1.0,), (0.0,), -5.0, 0.5, None)
+    doubts = Regression(("mean_logprob",), (0.0,), (1.0,), (0.0,), 5.0, 0.5, None)
     made = FittedRouter(
         "sample",
         artifact_of(device.asynchronous),
@@ -300,6 +302,9 @@ def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
     assert made.top[:2] == pytest.approx((best, second), abs=1e-3)
     assert len(made.top) == 20
     assert sum(map(math.exp, made.top)) < 1
+    shown = device.loop.run(knowledge(engine, ask, ask=False, tokens=tuple(range(64)))).row
+    assert [token for token, _ in shown] == list(range(64))
+    assert all(logprob <= made.top[0] + 1e-4 for _, logprob in shown)
     assert made.sure is not None
     cached = device.chat.completions.create(messages=ask, max_tokens=1)
     assert cached.usage.prompt_tokens_details.cached_tokens >= len(tokens) // 16 * 16 - 16

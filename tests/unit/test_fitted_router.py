@@ -95,6 +95,32 @@ def test_a_fit_gives_up_answers_after_their_first_tokens_where_these_tell_more(t
         assert codes == [*[None] * 7, "doubtful" if escalates else None, *[None] * 12]
 
 
+def test_a_probe_learns_a_direction_of_the_last_hidden_row(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(1), lines()
+    for row in rows:
+        # The hidden row has four numbers, of which the second one tells whether the device fails.
+        hidden = rng.normal(size=4)
+        hidden[1] = 4 * row["device_quality"] - 2 + rng.normal()
+        logits = np.random.default_rng(2).normal(size=(16, 4)) @ hidden
+        row["knowledge"] = told(-0.5, row=[[7 * at, float(each - 9)] for at, each in enumerate(logits)])
+    path = write(tmp_path / "r.jsonl", rows)
+    examples = fitting.read_examples(path, None)
+    assert fitting.fit(examples).prompt.auroc < 0.6
+    made = fitting.fit(examples, probe=True)
+    assert made.prompt.auroc > 0.9
+    assert made.row_tokens == tuple(range(0, 7 * 16, 7))
+    known = rows[0]["knowledge"]
+    # Another offset of all logits is another normalization, not another row.
+    moved = {**known, "row": [[token, each - 3.0] for token, each in reversed(known["row"])]}
+    assert made.gain(moved) == pytest.approx(made.gain(known))
+    assert made.gain({**known, "row": []}) == pytest.approx(made.gain({**known, "row": known["row"][:3]}))
+    made.save(tmp_path / "router.json")
+    assert FittedRouter.load(tmp_path / "router.json") == made
+    rows[3]["knowledge"].pop("row")
+    with pytest.raises(RequestError, match="fit without --probe"):
+        fitting.fit(fitting.read_examples(write(path, rows), None), probe=True)
+
+
 def test_the_command_joins_outcomes_by_id_and_reports_the_curve(tmp_path: Path) -> None:
     rows = lines(later=True)
     names = ("device_quality", "cloud_quality")

@@ -37,7 +37,7 @@ afterEach(async () => {
 function routerOf(hard: boolean, doubtful: boolean, change: Partial<RouterModel> = {}): RouterModel {
   const flat = (features: readonly string[], bias: number): RouterModel["prompt"] => {
     const none = features.map(() => 0);
-    return { features, mean: none, scale: none.map(() => 1), weights: none, bias, auroc: 0.5 };
+    return { features, mean: none, scale: none.map(() => 1), weights: none, bias, auroc: 0.5, probe: null };
   };
   const prompt = flat(["length", "entropy"], hard ? 5 : -5);
   return { ...ROUTER, prompt, answer: flat(["mean_logprob"], doubtful ? 5 : -5), limit: 0.6, ...change };
@@ -98,6 +98,10 @@ describe("a fitted router", () => {
 
   test.each([
     [{ artifact: "b/q8" }, /fitted to sample .checkpoint b, q8., but the device runs near .*aaa, q4.: fit/],
+    [
+      { prompt: { ...ROUTER.prompt, probe: { tokens: [1], weights: [1], mean: 0 } } } as unknown as RouterModel,
+      /prompt has a probe of the last hidden row, which an engine in a browser does not show: fit without --probe/,
+    ],
     [{ tokens: 0 }, /is no router: tokens must be from 1 to 16; make one with nearfar route fit/],
   ])("is refused: %j", async (change, said) => {
     await expect(ask(client({ router: routerOf(false, false, change) }))).rejects.toMatchObject({

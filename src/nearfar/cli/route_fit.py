@@ -26,6 +26,10 @@ def fit(
     hold_tokens: Annotated[
         int, typer.Option(min=1, max=16, help="First tokens of an answer to look at before it is shown.")
     ] = 8,
+    probe: Annotated[
+        bool,
+        typer.Option(help="Also look at the last hidden row: for prompts of known kinds, not in browsers."),
+    ] = False,
     price_in: Annotated[
         float | None,
         typer.Option(min=0, help="The cloud's price of a million prompt tokens, if the records have none."),
@@ -46,7 +50,7 @@ def fit(
     if (price_in is None) != (price_out is None):
         raise RequestError("give both --price-in and --price-out, or none", "price_in")
     prices = None if price_in is None or price_out is None else fitting.Prices(price_in, price_out)
-    made = fitting.fit(fitting.read_examples(records, outcomes, prices), hold_tokens)
+    made = fitting.fit(fitting.read_examples(records, outcomes, prices), hold_tokens, probe)
     point = point_for(made.curve, target)
     made = replace(made, threshold=point.threshold, limit=point.limit)
     made.save(output)

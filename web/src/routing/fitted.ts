@@ -17,7 +17,7 @@ const VERSION = 2;
 const PROMPT_FEATURES = ["length", "entropy", "best", "margin", "prompt_logprob", "sure"];
 const ANSWER_FEATURES = ["mean_logprob", "lowest_logprob", "mean_entropy", "highest_entropy"];
 const FIELDS = "format version model artifact examples prompt threshold answer limit tokens curve".split(" ");
-const OF_REGRESSION = "features mean scale weights bias auroc".split(" ");
+const OF_REGRESSION = "features mean scale weights bias auroc probe".split(" ");
 const OF_POINT = "share threshold limit quality money".split(" ");
 
 type Features = Readonly<Record<string, number | null>>;
@@ -165,7 +165,9 @@ function wrongPoint(point: unknown): string | null {
 function wrongRegression(data: unknown, what: string, known: readonly string[]): string | null {
   const wrong = notExactly(data, OF_REGRESSION, what);
   if (wrong !== null) return wrong;
-  const { features, mean, scale, weights, bias, auroc } = data as Fields;
+  const { features, mean, scale, weights, bias, auroc, probe } = data as Fields;
+  if (probe !== null)
+    return `${what} has a probe of the last hidden row, which an engine in a browser does not show: fit without --probe`;
   const lists: readonly unknown[] = [features, mean, scale, weights];
   const first = features as readonly string[];
   if (!lists.every((each) => Array.isArray(each) && each.length === first.length))

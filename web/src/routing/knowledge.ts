@@ -6,7 +6,7 @@ import { type DeviceEngine, messagesOf } from "./device.js";
 import type { HybridRequest } from "./openai.js";
 import { childController, within } from "./wait.js";
 
-/** The same question as Python's (edge_runtime/openai/knowledge.py); a shared vector holds both to it. */
+/** The question to the model itself. Python asks the same one; a shared vector holds both to it. */
 export const SURE = "Can you answer this correctly? Reply with one word, Yes or No.";
 export const ANSWERS = ["Yes", "No"] as const;
 /** The most alternatives that an engine reports. */

@@ -9,6 +9,8 @@ export interface Regression {
   readonly bias: number;
   /** The AUROC of examples that were kept back. */
   readonly auroc: number;
+  /** A direction of the last hidden row, which an engine in a browser does not show. */
+  readonly probe: null;
 }
 
 /** A point of the curve; `money`: the cloud's price of a thousand requests. */
