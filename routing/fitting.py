@@ -169,8 +169,8 @@ class Columns:
 
     @classmethod
     def of(cls, examples: Seq[Example], tokens: int | None, probe: bool) -> Columns:
-        """Of the prompts alone, or (`tokens`) also of so many first tokens of answers. `probe`: with the last
-        hidden row, which all examples must have.
+        """Make the columns of prompts, and (`tokens`) of so many first tokens of answers. `probe`: with the
+        last hidden row, which all examples must have.
         """
         rows = [prompt_features(each.knowledge) for each in examples]
         names: tuple[str, ...] = PROMPT_FEATURES
