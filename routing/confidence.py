@@ -19,6 +19,9 @@ FIRST_TOKENS = 16
 First = tuple[float, float]
 """A token of an answer's beginning: its log-probability, and the entropy of the likeliest tokens there."""
 
+Doubt = Callable[[Seq[First], bool], Reason | None]
+"""Why the cloud should answer instead, from the first tokens, and whether the answer has ended with them."""
+
 
 @dataclass(frozen=True)
 class Token:
@@ -50,7 +53,7 @@ class Monitor:
     def __init__(
         self,
         options: MonitorOptions | None = None,
-        doubt: Callable[[Seq[First]], Reason | None] | None = None,
+        doubt: Doubt | None = None,
     ) -> None:
         self._options = options or MonitorOptions()
         self._doubt = doubt
@@ -85,7 +88,11 @@ class Monitor:
         if token.logprob is None or not token.top or self._count > FIRST_TOKENS:
             return None
         self.first.append((self._logprobs[-1], self._entropies[-1]))
-        return self._doubt(self.first) if self._doubt is not None else None
+        return self._doubt(self.first, False) if self._doubt is not None else None
+
+    def end(self) -> Reason | None:
+        """Judge an answer that has ended before its router had enough tokens; None: the answer may stay."""
+        return self._doubt(self.first, True) if self._doubt is not None else None
 
     def _low_logprob(self) -> Reason | None:
         if not self._logprobs:

@@ -131,11 +131,12 @@ class FittedRouter:
         """The probability that the cloud answers better, from a Knowledge as a dictionary."""
         return self.prompt.probability(prompt_features(knowledge), knowledge.get("row", ()))
 
-    def doubt(self, knowledge: Mapping[str, Any], first: Seq[First]) -> Reason | None:
+    def doubt(self, knowledge: Mapping[str, Any], first: Seq[First], ended: bool) -> Reason | None:
         """Why the cloud should answer instead, when the device's answer began with these tokens; None: it
-        should not. It is judged once, at the last of the `tokens` first tokens.
+        should not. It is judged once, at the last of the `tokens` first tokens, or where it `ended` earlier.
         """
-        if self.answer is None or self.limit is None or len(first) != self.tokens:
+        due = 0 < len(first) < self.tokens if ended else len(first) == self.tokens
+        if self.answer is None or self.limit is None or not due:
             return None
         values = {**prompt_features(knowledge), **answer_features(first)}
         found = self.answer.probability(values, knowledge.get("row", ()))
@@ -201,9 +202,9 @@ class Judge:
         """How many tokens it judges."""
         return self.router.tokens
 
-    def __call__(self, first: Seq[First]) -> Reason | None:
+    def __call__(self, first: Seq[First], ended: bool) -> Reason | None:
         """See FittedRouter.doubt."""
-        return self.router.doubt(self.knowledge, first)
+        return self.router.doubt(self.knowledge, first, ended)
 
 
 def row_tokens(vocab_size: int) -> tuple[int, ...]:

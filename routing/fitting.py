@@ -138,12 +138,12 @@ def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> Fitt
             "in almost all examples the same side is better: there is nothing to fit", "records"
         )
     prompt, early = _regression(Columns.of(examples, None, probe), gains)
-    begun = np.array([len(each.first) >= tokens for each in examples])
+    begun = np.array([len(each.first) > 0 for each in examples])
     answer, late, part = None, None, 1.0
     if begun.sum() >= LEAST and min(gains[begun].sum(), (~gains[begun]).sum()) >= FOLDS:
-        columns = Columns.of([each for each in examples if len(each.first) >= tokens], tokens, probe)
+        columns = Columns.of([each for each in examples if each.first], tokens, probe)
         answer, scores = _regression(columns, gains[begun])
-        late = np.full(len(examples), -1.0)  # an answer that is shorter is never given up
+        late = np.full(len(examples), -1.0)  # an answer without log-probabilities is never given up
         late[begun] = scores
         part = _best_part(early, late, examples)
     if part == 1.0:

@@ -286,8 +286,10 @@ class Run:
         """The monitor's reason about a piece's tokens, or None. A piece without log-probabilities counts as
         one token.
         """
-        if leg.monitor is None or piece.finish is not None or self._state.escalated:
+        if leg.monitor is None or self._state.escalated:
             return None
+        if piece.finish is not None:
+            return leg.monitor.end()
         tokens = [_token(item) for item in piece.logprobs] or ([Token(piece.text)] if piece.text else [])
         found = [reason for token in tokens if (reason := leg.monitor.push(token)) is not None]
         return found[0] if found else None

@@ -280,6 +280,7 @@ def test_an_answer_that_a_fitted_router_doubts_is_never_shown_except_where_the_c
     with HybridClient(device=device, cloud=cloud.address, policy=policy) as client:
         text, told = ask(client)
         assert (text, told.path, codes(told)) == (expected, ["cloud"], ["easy", "doubtful"])
+        assert ask(client, max_tokens=2)[1].path == ["cloud"], "a short answer is judged at its end"
         connections = cloud.connections
         text, told = ask(client, [{"role": "user", "content": "My secret hen."}], x_nearfar={"private": True})
         assert (told.path, codes(told)) == (["device"], ["private"])

@@ -40,12 +40,13 @@ def test_a_fitted_router_judges_prompts_and_beginnings_of_answers() -> None:
     recorded = json.loads((VECTORS / "router.json").read_text(encoding="utf-8"))
     made = FittedRouter.parse(recorded["router"])
     for case in recorded["cases"]:
-        doubt = made.doubt(case["knowledge"], [tuple(each) for each in case["first"]])
+        doubt = made.doubt(case["knowledge"], [tuple(each) for each in case["first"]], case["ended"])
         assert same(made.gain(case["knowledge"]), case["gain"]), case
         assert same(None if doubt is None else asdict(doubt), case["doubt"]), case
     assert recorded["sure"] == {"question": SURE, "answers": list(ANSWERS)}
-    verdicts = {case["doubt"] is None for case in recorded["cases"] if len(case["first"]) == made.tokens}
-    assert verdicts == {True, False}
+    for ended in (False, True):
+        verdicts = {case["doubt"] is None for case in recorded["cases"] if case["ended"] == ended}
+        assert verdicts == {True, False}
     for change in recorded["refused"]:
         with pytest.raises(RequestError, match="no router") as raised:
             FittedRouter.parse({**recorded["router"], **change})

@@ -175,6 +175,16 @@ describe("an answer that the router doubts after its first tokens", () => {
   });
 });
 
+describe("a short answer", () => {
+  test("is judged at its end, before it is shown", async () => {
+    const request = { max_tokens: 2 };
+    const doubted = await ask(client({ router: routerOf(false, true) }), request);
+    expect([doubted.x_nearfar.path, codes(doubted)]).toEqual([["cloud"], ["easy", "doubtful"]]);
+    const trusted = await ask(client({ router: routerOf(false, false) }), request);
+    expect([trusted.x_nearfar.path, codes(trusted)]).toEqual([["device"], ["easy"]]);
+  });
+});
+
 describe("privacy and budgets win over a router that sends everything to the cloud", () => {
   test.each([
     [{}, PRIVATE, ["private"], false],

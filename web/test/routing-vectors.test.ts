@@ -178,6 +178,7 @@ interface Routers {
   readonly cases: readonly {
     readonly knowledge: Knowledge;
     readonly first: readonly First[];
+    readonly ended: boolean;
     readonly gain: number;
     readonly doubt: object | null;
   }[];
@@ -189,9 +190,9 @@ const ROUTERS = JSON.parse(readFileSync(new URL("router.json", VECTORS), "utf8")
 describe("a fitted router", () => {
   test("judges prompts and beginnings of answers", () => {
     const made = parseRouter(ROUTERS.router);
-    for (const { knowledge, first, gain, doubt } of ROUTERS.cases) {
+    for (const { knowledge, first, ended, gain, doubt } of ROUTERS.cases) {
       expect(rounded(made.gain(knowledge))).toEqual(rounded(gain));
-      expect(rounded(made.doubt(knowledge, first))).toEqual(rounded(doubt));
+      expect(rounded(made.doubt(knowledge, first, ended))).toEqual(rounded(doubt));
     }
   });
 

@@ -40,7 +40,7 @@ def record_router() -> None:
     made = FittedRouter.parse(ROUTER)
     items = []
     for case in cases():
-        doubt = made.doubt(case["knowledge"], [tuple(each) for each in case["first"]])
+        doubt = made.doubt(case["knowledge"], [tuple(each) for each in case["first"]], case["ended"])
         found = {"gain": made.gain(case["knowledge"]), "doubt": None if doubt is None else asdict(doubt)}
         items.append(line({**case, **found}))
     sure = {"question": SURE, "answers": ANSWERS}

@@ -40,6 +40,12 @@ ROUTER: dict[str, Any] = {
 }
 
 
+BEGINNINGS = (
+    (0, True), (2, False), (3, False), (3, False), (4, False), (2, True), (1, True), (3, True)
+)  # fmt: skip
+"""How many tokens of an answer have come, and whether it has ended with them."""
+
+
 def cases() -> list[dict[str, Any]]:
     """Prompts with what a model shows about them and about the beginning of its answer."""
     rng = random.Random(41)
@@ -49,7 +55,7 @@ def cases() -> list[dict[str, Any]]:
 
     made = []
     for count in (1, 3, 60, 800):
-        for tokens in (0, 2, 3, 3, 4):
+        for tokens, ended in BEGINNINGS:
             top = sorted((number(-6, -0.1) - 1.5 for _ in range(min(count, 20))), reverse=True)
             knowledge = {
                 "prompt_tokens": count,
@@ -58,9 +64,13 @@ def cases() -> list[dict[str, Any]]:
                 "sure": rng.choice([None, number(-3, 3)]),
             }
             first = [[number(-3, -0.01), number(0, 2.5)] for _ in range(tokens)]
-            made.append({"knowledge": knowledge, "first": first})
+            made.append({"knowledge": knowledge, "first": first, "ended": ended})
     made.append(
-        {"knowledge": {"prompt_tokens": 0, "top": [], "prompt_logprob": None, "sure": None}, "first": []}
+        {
+            "knowledge": {"prompt_tokens": 0, "top": [], "prompt_logprob": None, "sure": None},
+            "first": [],
+            "ended": False,
+        }
     )
     return made
 

@@ -39,11 +39,12 @@ export class FittedRouter {
 
   /**
    * Why the cloud should answer instead, when the device's answer began with these tokens; null: it should not.
-   * It is judged once, at the last of the `tokens` first tokens.
+   * It is judged once, at the last of the `tokens` first tokens, or where it `ended` earlier.
    */
-  doubt(knowledge: Knowledge, first: readonly First[]): Reason | null {
+  doubt(knowledge: Knowledge, first: readonly First[], ended: boolean): Reason | null {
     const { answer, limit, tokens } = this.model;
-    if (answer === null || limit === null || first.length !== tokens) return null;
+    const due = ended ? first.length > 0 && first.length < tokens : first.length === tokens;
+    if (answer === null || limit === null || !due) return null;
     const found = probability(answer, { ...promptFeatures(knowledge), ...answerFeatures(first) });
     return found >= limit ? reason("doubtful", "device", found, limit) : null;
   }

@@ -35,8 +35,11 @@ export const FIRST_TOKENS = 16;
 /** A token of an answer's beginning: its log-probability, and the entropy of the likeliest tokens there. */
 export type First = readonly [logprob: number, entropy: number];
 
-/** A fitted router's judgement of the first tokens of an answer: why the cloud should answer instead, or null. */
-export type Doubt = (first: readonly First[]) => Reason | null;
+/**
+ * Why the cloud should answer instead, or null, from the first tokens of an answer, and whether it has ended with
+ * them.
+ */
+export type Doubt = (first: readonly First[], ended: boolean) => Reason | null;
 
 /**
  * Watches the tokens of one answer, in order. The lowest and highest means are for calibration, `first` are the
@@ -77,7 +80,12 @@ export class Monitor {
   #doubtful(): Reason | null {
     if (this.#count > FIRST_TOKENS) return null;
     this.first.push([this.#logprobs.at(-1) ?? 0, this.#entropies.at(-1) ?? 0]);
-    return this.doubt?.(this.first) ?? null;
+    return this.doubt?.(this.first, false) ?? null;
+  }
+
+  /** Judges an answer that has ended before its router had enough tokens; null: the answer may stay. */
+  end(): Reason | null {
+    return this.doubt?.(this.first, true) ?? null;
   }
 
   #lowLogprob(): Reason | null {

@@ -13,7 +13,7 @@ import type { FittedRouter } from "./fitted.js";
 import { type Hints, PlatformHints } from "./hints.js";
 import { Ledger } from "./ledger.js";
 import type { Leg } from "./leg.js";
-import type { First } from "./monitor.js";
+import type { Doubt } from "./monitor.js";
 import { type HybridRequest, limitOf, type Message, type Usage } from "./openai.js";
 import type { HybridOptions } from "./options.js";
 import type { Plan, Settled, Ticket, Told } from "./plan.js";
@@ -31,7 +31,6 @@ import type {
   ConversationState,
   DeviceState,
   PrivateBy,
-  Reason,
   RouteRequest,
   Side,
 } from "./types.js";
@@ -339,7 +338,7 @@ export class Router {
     const knowledge = await knowledgeOf(engine, request, fitted?.asks ?? false, limit);
     if (knowledge === null) return null;
     const doubts = fitted !== null && fitted.model.limit !== null;
-    const doubt = (first: readonly First[]): Reason | null => fitted?.doubt(knowledge, first) ?? null;
+    const doubt: Doubt = (first, ended) => fitted?.doubt(knowledge, first, ended) ?? null;
     const judge = doubts ? { tokens: fitted.model.tokens, doubt } : null;
     return { knowledge, model: name, artifact, gain: fitted?.gain(knowledge) ?? null, judge };
   }

@@ -42,7 +42,8 @@ export class Watch {
    */
   push(piece: Piece): Reason | null {
     const [choice] = piece.choices;
-    if (!this.on || !choice || ends(piece)) return null;
+    if (!this.on || !choice) return null;
+    if (ends(piece)) return this.monitor.end();
     const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(
       ({ token, logprob, top_logprobs }) => ({
         text: token,
