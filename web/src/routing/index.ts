@@ -14,7 +14,7 @@ export type { DifficultyModel, Head } from "./difficulty.js";
 export type { Hints } from "./hints.js";
 export type { Knowledge } from "./knowledge.js";
 export { Ledger, type LedgerRecord } from "./ledger.js";
-export { entropy, Monitor, type WatchedToken } from "./monitor.js";
+export { type Doubt, entropy, type First, Monitor, type WatchedToken } from "./monitor.js";
 export type {
   Choice,
   Chunk,
