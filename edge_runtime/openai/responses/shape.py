@@ -64,7 +64,7 @@ class _Item:
         """The content part with the text of a message or a reasoning item."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": [*self.logprobs]}
 
 
 def new_id(prefix: str) -> str:
@@ -206,7 +206,7 @@ class ResponseRecords:
             yield "response.function_call_arguments.done", done
         else:
             part = {**at, "content_index": 0}
-            texts = {"text": item.text, **({"logprobs": item.logprobs} if item.kind == "message" else {})}
+            texts = {"text": item.text, **({"logprobs": [*item.logprobs]} if item.kind == "message" else {})}
             kind = "output_text" if item.kind == "message" else "reasoning_text"
             yield f"response.{kind}.done", {**part, **texts}
             yield "response.content_part.done", {**part, "part": item.part}

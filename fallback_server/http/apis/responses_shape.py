@@ -13,7 +13,7 @@ from nearfar.fallback_server.http.streams import EVENTS, event
 
 
 class ResponseShape:
-    """The shape of one response."""
+    """Writes the records of one response as the bytes of its answer."""
 
     media_type = EVENTS
 
