@@ -26,7 +26,7 @@ from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions, check_access
 from nearfar.fallback_server.serve import serve as run
-from nearfar.store.serving import served
+from nearfar.store.serving import preferred, served
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
@@ -39,8 +39,9 @@ Model = Annotated[
     typer.Argument(
         help="What `nearfar run` takes: an artifact, a checkpoint, a hub id, a name (nearfar list), the URL "
         "of an artifact's manifest.json; or the URLs of OpenAI-compatible servers. A checkpoint in "
-        "safetensors is served as it is, through PyTorch where it is installed; others are built into the "
-        "store where they are not there yet. With --engine artifact all are, and every URL is an artifact's.",
+        "safetensors is served as it is where there is a CUDA GPU, through vLLM or PyTorch; others are built "
+        "into the store where they are not there yet. With --engine artifact all are, and every URL is an "
+        "artifact's.",
         show_default=False,
         autocompletion=named,
     ),
@@ -55,7 +56,7 @@ def _option(panel: str, name: str, text: str, variable: str | None = None) -> ty
 def serve(
     model: Model,
     engine: Annotated[
-        str, _option("Engine", "--engine", "The engine: auto, torch, artifact or upstream.")
+        str, _option("Engine", "--engine", "The engine: auto, torch, artifact, vllm or upstream.")
     ] = DEFAULTS.engine,
     name: Annotated[
         list[str] | None, _option("Engine", "--name", "A name of the model for clients; may be repeated.")
@@ -379,8 +380,10 @@ def serve(
     check_access(options)  # access options are also checked before anything is built or fetched
     if chosen not in ("auto", "upstream"):
         check_program(chosen, engines)
-    found = [served(model[0], chosen, lambda name: artifacts_of(name, device))] if len(model) == 1 else model
-    run(tuple(found), options, shown)
+    if len(model) == 1:
+        prefers = preferred(vllm_command)
+        model = [served(model[0], chosen, lambda name: artifacts_of(name, device), prefers)]
+    run(tuple(model), options, shown)
 
 
 serve.__doc__ = (
