@@ -99,7 +99,9 @@ describe("a fitted router", () => {
   test.each([
     [{ artifact: "b/q8" }, /fitted to sample .checkpoint b, q8., but the device runs near .*aaa, q4.: fit/],
     [
-      { prompt: { ...ROUTER.prompt, probe: { tokens: [1], weights: [1], mean: 0 } } } as unknown as RouterModel,
+      {
+        prompt: { ...ROUTER.prompt, probe: { tokens: [1], weights: [1], mean: 0 } },
+      } as unknown as RouterModel,
       /prompt has a probe of the last hidden row, which an engine in a browser does not show: fit without --probe/,
     ],
     [{ tokens: 0 }, /is not a router: tokens must be from 1 to 16; make one with nearfar route fit/],
@@ -149,7 +151,7 @@ describe("a fitted router", () => {
 });
 
 describe("an answer that the router doubts after its first tokens", () => {
-  test("is not shown, and the cloud begins anew", async () => {
+  test("is not shown, and the cloud begins again", async () => {
     const made = client({ router: routerOf(false, true) });
     for (const stream of [false, true]) {
       const parts: string[] = [];

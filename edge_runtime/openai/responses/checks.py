@@ -110,7 +110,7 @@ def _check_options(body: Mapping[str, Any]) -> None:
     known = {"text": {"format", "verbosity"}, "reasoning": {"effort", "summary", "generate_summary"}}
     for name, keys in known.items():
         if unknown := sorted(set(body.get(name, ())) - keys):
-            raise RequestError(f"{name}.{unknown[0]} is no field{advised(unknown, keys)}", name)
+            raise RequestError(f"{name}.{unknown[0]} is not a known field{advised(unknown, keys)}", name)
     include = body.get("include", [])
     fits = _is_list(include) and all(isinstance(each, str) for each in include)
     _check(fits, "include", "a list of names", include)
@@ -144,7 +144,7 @@ def _tool(where: str, tool: object) -> dict[str, Any]:
     known = {"type", "name", "description", *(("parameters", "strict") if kind == "function" else ("tools",))}
     made = {name: value for name, value in tool.items() if value is not None}
     if unknown := sorted(set(made) - known):
-        raise RequestError(f"{where}.{unknown[0]} is no field of a {kind}{advised(unknown, known)}", "tools")
+        raise RequestError(f"{where}.{unknown[0]} is not a field of a {kind}{advised(unknown, known)}", "tools")
     if kind == "namespace":
         inner = made.get("tools")
         _check(_is_list(inner), "tools", "a list of functions", inner, f"{where}.tools")

@@ -78,7 +78,7 @@ export function checked(request: object): Wanted {
 function options(name: string, value: unknown, known: readonly string[], word: string): Json {
   const made = given(value as Json);
   const unknown = Object.keys(made).find((key) => !known.includes(key));
-  check(unknown === undefined, name, `${name}.${unknown} is no field`);
+  check(unknown === undefined, name, `${name}.${unknown} is not a known field`);
   check(typeof (made[word] ?? "") === "string", name, `${name}.${word} must be a word`);
   return made;
 }
@@ -107,7 +107,7 @@ function checkedTool(value: unknown, where: string, mayHold: boolean): Json {
   check(fits, "tools", `${where} must be a function${mayHold ? " or a namespace" : ""} with a name`);
   const known = ["type", "name", "description", ...(isNamespace ? ["tools"] : ["parameters", "strict"])];
   const unknown = Object.keys(made).find((name) => !known.includes(name));
-  check(unknown === undefined, "tools", `${where}.${unknown} is no field`);
+  check(unknown === undefined, "tools", `${where}.${unknown} is not a known field`);
   if (!isNamespace) return made;
   check(Array.isArray(made.tools), "tools", `${where}.tools must be a list of functions`);
   const inner = made.tools as unknown[];

@@ -188,10 +188,7 @@ const piece: Row = (rules, before, event) => {
   const replaceable = !event.finish || (rules.restart && state.shown === 0);
   if (state.watching && event.low && replaceable) return low(rules, state, event, event.low);
   if (state.watching && !event.finish && state.seen < rules.hold)
-    return [
-      { ...state, held: state.held + tokens, plain: state.plain && isPlain(event) },
-      [{ do: "hold" }],
-    ];
+    return [{ ...state, held: state.held + tokens, plain: state.plain && isPlain(event) }, [{ do: "hold" }]];
   return show(state, event);
 };
 

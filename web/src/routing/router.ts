@@ -26,14 +26,7 @@ import { RetryBudget } from "./retry.js";
 import { RECORD } from "./router-model.js";
 import type { Scorer } from "./scorer.js";
 import { Speeds } from "./speed.js";
-import type {
-  CloudState,
-  ConversationState,
-  DeviceState,
-  PrivateBy,
-  RouteRequest,
-  Side,
-} from "./types.js";
+import type { CloudState, ConversationState, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
 import { childController } from "./wait.js";
 
 const RECORDS_KEPT = 1000;
