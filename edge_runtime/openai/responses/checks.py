@@ -144,7 +144,9 @@ def _tool(where: str, tool: object) -> dict[str, Any]:
     known = {"type", "name", "description", *(("parameters", "strict") if kind == "function" else ("tools",))}
     made = {name: value for name, value in tool.items() if value is not None}
     if unknown := sorted(set(made) - known):
-        raise RequestError(f"{where}.{unknown[0]} is not a field of a {kind}{advised(unknown, known)}", "tools")
+        raise RequestError(
+            f"{where}.{unknown[0]} is not a field of a {kind}{advised(unknown, known)}", "tools"
+        )
     if kind == "namespace":
         inner = made.get("tools")
         _check(_is_list(inner), "tools", "a list of functions", inner, f"{where}.tools")

@@ -140,7 +140,7 @@ def _joined(body: ScoreBody, item: str | list[int]) -> Prompt:
 
 
 def template_of(body: ScoreBody) -> dict[str, bool] | None:
-    """Return the variables of the chat template; None where the prompts are no conversations."""
+    """Return the variables of the chat template; None where the prompts are not conversations."""
     return None if body.pairs is None else TEMPLATE
 
 

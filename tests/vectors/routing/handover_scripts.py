@@ -255,7 +255,7 @@ SCRIPTS: dict[str, list[Json]] = {
             **_WATCHED,
         ),
         _script(
-            "a short answer is doubted at its end: the cloud begins anew",
+            "a short answer is doubted at its end: the cloud begins again",
             "device",
             [
                 "piece device 1",
