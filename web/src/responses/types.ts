@@ -10,12 +10,14 @@ export interface Part {
   readonly image_url?: unknown;
 }
 
-interface Common {
+/** What every item may have. */
+export interface Common {
   readonly id?: string;
   readonly status?: string;
 }
 
-interface MessageItem extends Common {
+/** A message of a conversation. */
+export interface MessageItem extends Common {
   readonly type: "message";
   readonly role: "user" | "assistant" | "system" | "developer";
   readonly content: string | readonly Part[];
@@ -65,13 +67,15 @@ export type Tool =
       readonly tools: readonly ResponseFunction[];
     };
 
-interface NamedFunction {
+/** Names a function that the model calls. */
+export interface NamedFunction {
   readonly type: "function";
   readonly name: string;
   readonly namespace?: string;
 }
 
-type Choice =
+/** Which functions the model may call, or must call. */
+export type Choice =
   | "none"
   | "auto"
   | "required"
