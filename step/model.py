@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,15 @@ class Model:
         kept = tuple(param for param in self.step.params if param.name in read)
         unused = tuple(piece.tensor for param in dropped for piece in param.pieces)
         return replace(self, step=replace(self.step, ops=ops, params=kept), unused=(*self.unused, *unused))
+
+    def renamed(self, name: Callable[[str], str]) -> Model:
+        """The model with each tensor renamed by `name`."""
+
+        def renamed(param: Param) -> Param:
+            return replace(param, pieces=tuple(replace(p, tensor=name(p.tensor)) for p in param.pieces))
+
+        step = replace(self.step, params=tuple(map(renamed, self.step.params)))
+        return replace(self, step=step, unused=tuple(map(name, self.unused)))
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:
         """The model with other end-of-sequence tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nearfar.errors import CheckpointError
@@ -11,7 +11,6 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.defaults import given_defaults
 from nearfar.step.model import Model
 from nearfar.step.models import ALIASES, NESTED, architecture, text_type
-from nearfar.step.params import Param
 
 SPELLINGS = (
     ("language_model.model.", "language_model.lm_head."),
@@ -71,7 +70,7 @@ def read_model(
     filled = read.filled(given_defaults(inner["model_type"]))
     model = architecture(inner, read.within).model(filled, context)
     skipped = tuple(name for name in tensors if name.removeprefix("model.").startswith(OTHER_PARTS))
-    return Reading(_renamed(model, _spelling(tensors)), inner["model_type"], read, skipped)
+    return Reading(model.renamed(_spelling(tensors)), inner["model_type"], read, skipped)
 
 
 def _text_config(config: Mapping[str, Any], model_type: str, tensors: Collection[str]) -> dict[str, Any]:
@@ -115,14 +114,4 @@ def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
 
 def without_prefix(model: Model) -> Model:
     """The model with tensors named without `model.`, as in checkpoints of models without a head."""
-    return _renamed(model, lambda name: name.removeprefix("model."))
-
-
-def _renamed(model: Model, name: Callable[[str], str]) -> Model:
-    """The model with each tensor renamed by `name`."""
-
-    def renamed(param: Param) -> Param:
-        return replace(param, pieces=tuple(replace(p, tensor=name(p.tensor)) for p in param.pieces))
-
-    step = replace(model.step, params=tuple(map(renamed, model.step.params)))
-    return replace(model, step=step, unused=tuple(map(name, model.unused)))
+    return model.renamed(lambda name: name.removeprefix("model."))
