@@ -88,12 +88,12 @@ class StepBuilder:
         groups: int = 1,
         each: bool = False,
     ) -> Value:
-        """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1. `each`: each column
-        has a weight of its own, not each column of a group.
+        """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1. `groups`, `each`:
+        see ops.Norm.
         """
         count = x.width if each else x.width // groups
         weight = self.vector(_short(tensor), (TensorPiece(tensor, count),), offset, scale)
-        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), "norm")
+        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups, each), "norm")
 
     def linear(
         self,

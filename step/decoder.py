@@ -160,7 +160,13 @@ def attention(
     source, name = f"model.layers.{layer}.{at}", f"layers.{layer}"
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     own = cache is None
-    qkv = s.linear(x, f"{name}.qkv" if own else f"{name}.q", _qkv(a, source, q, kv if own else 0), a.qkv_bias, a.bias_scale)
+    qkv = s.linear(
+        x,
+        f"{name}.qkv" if own else f"{name}.q",
+        _qkv(a, source, q, kv if own else 0),
+        a.qkv_bias,
+        a.bias_scale,
+    )
     at_cache = s.cache(a.kv_heads, a.head_dim, a.window) if cache is None else cache
     norms = {
         which: s.vector(

@@ -119,7 +119,9 @@ def mamba(s: StepBuilder, x: Value, layer: int, m: Mamba, hidden: int, at: str =
     of_group = m.groups * m.depth
     scales = [(inner, f.input * f.x), (of_group, f.input * f.b), (of_group, f.input * f.c)]
     parts = scales if len({scale for _, scale in scales}) > 1 else [(mixed, f.input * f.x)]
-    xbc = s.conv(s.columns(zxbcdt, inner, mixed), f"{source}.conv1d", m.taps, m.activation, m.conv_bias, parts)
+    xbc = s.conv(
+        s.columns(zxbcdt, inner, mixed), f"{source}.conv1d", m.taps, m.activation, m.conv_bias, parts
+    )
     pieces = [TensorPiece(f"{source}.{each}", m.heads) for each in ("A_log", "dt_bias", "D")]
     terms, state = s.vector(f"{name}.ssm_terms", pieces), s.state(m.heads, m.depth, m.head_dim)
     y = s.append(ops.Ssm(s.fresh("ssm"), xbc.name, dt.name, state, m.groups, terms, *m.limits))

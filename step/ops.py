@@ -104,7 +104,7 @@ class Norm(Op):
     """RMS norm: out = x / sqrt(mean(x²) + eps) · weight, in float32 (Zhang & Sennrich, 2019).
 
     `groups`: the number of equal parts of a row that are normalized separately. The weight is [width/groups],
-    the same for all of them, or [width].
+    the same for all of them, or with `each` [width].
     """
 
     op: ClassVar = "norm"
@@ -112,16 +112,18 @@ class Norm(Op):
     weight: Vector
     eps: float
     groups: int = 1
+    each: bool = False
 
     def out_width(self, of: Shapes) -> int:
         """The width of x."""
         return of.widths[self.x]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The weight must have a value for each column of a group, or of a row."""
+        """The weight must have a value for each column of a group, or of the row."""
         width = of.widths[self.x]
-        if of.params[self.weight].n != width:
-            yield from of.long(self.weight, self.groups, width)
+        if self.groups < 1 or width % self.groups:
+            yield f"normalizes {self.groups} groups of {self.x}, which has {width} columns"
+        yield from of.long(self.weight, 1 if self.each else self.groups, width)
 
 
 @dataclass(frozen=True)

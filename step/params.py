@@ -74,9 +74,10 @@ class TensorPiece:
 class Param:
     """One weight: a matrix [n, k], or, if `k` is 0, a float32 vector [n]; its pieces follow one another.
 
-    The values of a vector are offset + scale · the checkpoint's, times the scales of its pieces. `stack`: a matrix is so many matrices
-    [n/stack, k], one below the other, of which a step multiplies by some (experts). `floats`: a matrix is
-    quantized only if the checkpoint has its codes (routers, whose rounded logits would choose other experts).
+    The values of a vector are offset + scale · the checkpoint's, times the scales of its pieces. `stack`: a
+    matrix is so many matrices [n/stack, k], one below the other, of which a step multiplies by some
+    (experts). `floats`: a matrix is quantized only if the checkpoint has its codes (routers, whose rounded
+    logits would choose other experts).
     """
 
     name: str

@@ -48,9 +48,8 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     )  # fmt: skip
     mlp = Mlp(c.inner, activation, mlp_bias, bias_scale=gate)
     residual = down / gate
-    factors = Factors(
-        number("ssm_in"), *_numbers(read, "ssm_multipliers", 5), output=number("ssm_out") / residual
-    )
+    z, inner, b, kept, dt = _numbers(read, "ssm_multipliers", 5)
+    factors = Factors(number("ssm_in"), z, inner, b, kept, dt, number("ssm_out") / residual)
     mixer = replace(_mixer(read, c.hidden, activation, c.eps), factors=factors)
     out = attended * number("attention_out") / residual
     s = StepBuilder()

@@ -15,9 +15,9 @@ LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 """transformers' names of layers, for those of published files."""
 IDLE = (
-    "intermediate_size", "expand", "chunk_size", "time_step_max", "time_step_floor", "rescale_prenorm_residual",
-    "residual_in_fp32", "mamba_ssm_cache_dtype", "use_mamba_kernels", "num_logits_to_keep",
-    "mamba_proj_bias", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
+    "expand", "chunk_size", "time_step_max", "time_step_floor", "rescale_prenorm_residual",
+    "residual_in_fp32", "mamba_ssm_cache_dtype", "use_mamba_kernels", "num_logits_to_keep", "mamba_proj_bias",
+    "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
     "moe_shared_expert_intermediate_size", "moe_shared_expert_overlap", "moe_latent_size",
     "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
     "output_router_logits", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers",
@@ -85,7 +85,7 @@ def _types(read: ConfigReader) -> list[str]:
 
 
 def _mixer(read: ConfigReader, eps: float) -> Mamba:
-    """The mixer of Mamba's layers. transformers takes `time_step_min` for the least dt, and not the limits."""
+    """The mixer of Mamba's layers. transformers takes `time_step_min` for the least dt, not the limits."""
     bias = read.flag("use_bias")
     read_limits(read)
     mixer = Mamba(
@@ -95,4 +95,3 @@ def _mixer(read: ConfigReader, eps: float) -> Mamba:
         conv_bias=read.flag("use_conv_bias", True), in_bias=bias, out_bias=bias,
     )  # fmt: skip
     return check_groups(read, mixer)
-

@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     Rows,
     Sample,
     Split,
+    Ssm,
 )
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
@@ -137,7 +138,9 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {Conv: "short convolutions", Delta: "recurrent states"}
+REFUSED: Mapping[type[Job], str] = {
+    Conv: "short convolutions", Delta: "recurrent states", Ssm: "recurrent states",
+}  # fmt: skip
 """Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""

@@ -402,8 +402,9 @@ MAMBA: dict[str, Any] = {
     "mamba_expand": 2, "max_position_embeddings": 700, "mamba_chunk_size": 32,
 }  # fmt: skip
 NEMOTRON: dict[str, Any] = {
-    "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, "layer_norm_epsilon": 0.01,
-    "num_hidden_layers": OWN, "max_position_embeddings": 700, "chunk_size": 32, "rms_norm_eps": OWN,
+    "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2,
+    "layer_norm_epsilon": 0.01, "num_hidden_layers": OWN, "max_position_embeddings": 700, "chunk_size": 32,
+    "rms_norm_eps": OWN,
 }  # fmt: skip
 FALCON: dict[str, Any] = {
     "mamba_d_state": 16, "mamba_n_heads": 4, "mamba_d_ssm": 80, "max_position_embeddings": 700,
@@ -432,8 +433,8 @@ STATE_SPACES = [
     case("falcon_h1", "multiplied", **{**FALCON, "mamba_d_ssm": 96}, mamba_n_groups=2,
          mamba_rms_norm=True, mamba_norm_before_gate=True, **FACTORS, tie_word_embeddings=True),
     case("falcon_h1", "biased", **{**FALCON, "mamba_d_ssm": None}, mamba_rms_norm=True,
-         mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, attention_bias=True, mlp_bias=True,
-         mamba_conv_bias=False, time_step_limit=[0.1, 0.9], **FACTORS),
+         mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, attention_bias=True,
+         mlp_bias=True, mamba_conv_bias=False, time_step_limit=[0.1, 0.9], **FACTORS),
     case("falcon_h1", "bare", **{**FALCON, "mamba_n_heads": 8}, projectors_bias=True, **FACTORS),
 ]  # fmt: skip
 RECURRENT = [
