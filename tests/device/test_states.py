@@ -5,9 +5,10 @@ at once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in Ja
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,42 +23,49 @@ from tests.support import tiny
 from tests.support.architectures import RECURRENT, Case, checkpoint, prompt, reference
 from tests.support.backends import WASM, require
 from tests.support.parity import TOLERANCE
-from tests.support.turns import in_turns
+from tests.support.turns import in_turns, paired
 from tests.support.wasm_executor import open_wasm
 
 WEB = Path(__file__).parents[2] / "web"
-NAMES = ("lfm2-plain", "qwen3_5_text-plain")
+NAMES = ("lfm2-plain", "qwen3_5_text-plain", "granitemoehybrid-mamba")
 CASES = {str(case): case for case in RECURRENT if str(case) in NAMES}
 ANSWER = 20
 """Tokens of an answer: more than a page."""
 BUCKETS = Buckets((1, 64), (1, 4))
 
 
+Built = Callable[[str, str], Path]
+
+
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Artifacts of both cases for cpu and wasm."""
-    made = {}
-    for name, case in CASES.items():
-        folder = made[name] = tmp_path_factory.mktemp(name)
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Artifacts by the names of their cases and targets, each built when a test first asks for it."""
+
+    @functools.cache
+    def made(name: str, target: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
         build(BuildOptions(
-            str(checkpoint(case)), folder, ("cpu", "wasm"), "none", buckets=BUCKETS, cpu_features=("native",),
+            str(checkpoint(CASES[name])), folder, (target,), "none", buckets=BUCKETS,
+            cpu_features=("native",),
         ))  # fmt: skip
+        return folder / target
+
     return made
 
 
 @pytest.fixture
-def engine(artifacts: dict[str, Path], name: str, backend: str) -> Iterator[Engine]:
+def engine(built: Built, name: str, backend: str) -> Iterator[Engine]:
     require(backend)
     if backend in WASM:
-        with open_wasm(artifacts[name] / "wasm", WASM[backend]) as opened:
+        with open_wasm(built(name, "wasm"), WASM[backend]) as opened:
             yield opened
         return
-    with Engine.load(artifacts[name] / backend, kv_memory="8MB") as opened:
+    with Engine.load(built(name, backend), kv_memory="8MB") as opened:
         yield opened
 
 
-EVERYWHERE = pytest.mark.parametrize("backend", ["cpu", "wasm-threads"])
-NAMED = pytest.mark.parametrize("name", NAMES)
+WHERE = paired(NAMES, ("cpu", "wasm-threads"))
+PLACES = pytest.mark.parametrize(("name", "backend"), WHERE)
 
 
 async def answer(core: EngineCore, tokens: list[int]) -> tuple[list[int], int]:
@@ -87,10 +95,9 @@ def ask(engine: Engine, case: Case, *prompts: list[int]) -> list[tuple[list[int]
     return found
 
 
-@EVERYWHERE
-@NAMED
+@PLACES
 def test_a_conversation_goes_on_from_its_last_page(engine: Engine, name: str) -> None:
-    case, longest = CASES[name], 330 if name.startswith("qwen") else 80
+    case, longest = CASES[name], 80 if name.startswith("lfm2") else 330
     talk = prompt(case, longest - 60)
     for turn in range(2):
         computed = len(talk) - 1 if turn else 0
@@ -100,9 +107,7 @@ def test_a_conversation_goes_on_from_its_last_page(engine: Engine, name: str) ->
         talk += text
 
 
-@in_turns("backend")
-@EVERYWHERE
-@NAMED
+@PLACES
 def test_requests_that_begin_alike_come_at_once(engine: Engine, name: str) -> None:
     """Two prompts that share pages, one that is theirs up to a border, and another; then all again."""
     case = CASES[name]
@@ -113,9 +118,10 @@ def test_requests_that_begin_alike_come_at_once(engine: Engine, name: str) -> No
         assert len(tokens) - 17 <= cached < len(tokens)
 
 
-def test_a_snapshot_brings_the_state(artifacts: dict[str, Path], tmp_path: Path) -> None:
-    case = CASES[NAMES[1]]
-    tokens, path = prompt(case, 70), artifacts[NAMES[1]] / "cpu"
+def test_a_snapshot_brings_the_state(built: Built, tmp_path: Path) -> None:
+    name = next(name for name, backend in WHERE if backend == "cpu")
+    case = CASES[name]
+    tokens, path = prompt(case, 70), built(name, "cpu")
     with Engine.load(path, kv_memory="8MB") as first:
         assert first.save_cache(tmp_path / "a.snap", tokens=tokens).tokens == 64
     with Engine.load(path, kv_memory="8MB") as second:
@@ -144,15 +150,16 @@ main(...process.argv.slice(1));
 """
 
 
-@NAMED
-def test_the_engine_in_javascript_answers_as_transformers(artifacts: dict[str, Path], name: str) -> None:
+@in_turns("name")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_engine_in_javascript_answers_as_transformers(built: Built, name: str) -> None:
     if not (WEB / "dist" / "node" / "index.js").is_file():
         pytest.skip("the web package is not built (run `make setup`)")
     texts = [
-        "The state of a layer is a page. " * (10 if name.startswith("qwen") else 2),
+        "The state of a layer is a page. " * (2 if name.startswith("lfm2") else 10),
         "Another prompt, shorter.",
     ]
-    command = ["node", "-e", ASK, str(WEB / "dist"), str(artifacts[name] / "wasm"), *texts]
+    command = ["node", "-e", ASK, str(WEB / "dist"), str(built(name, "wasm")), *texts]
     made = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert made.returncode == 0, made.stderr
     answers = [json.loads(line) for line in made.stdout.splitlines()]
