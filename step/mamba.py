@@ -12,6 +12,7 @@ from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import ConfigReader
 from nearfar.step.ops import Activation
 from nearfar.step.params import TensorPiece
+from nearfar.strict_json import INFINITY
 
 MAX_DT = 1e30
 """The largest upper limit of dt that is not infinite."""
@@ -95,7 +96,7 @@ def read_limits(read: ConfigReader, key: str = "time_step_limit") -> tuple[float
     found = read.config[key]
     if not isinstance(found, list) or len(found) != 2:
         refuse()
-    least, most = (float("inf") if value == {"__float__": "Infinity"} else value for value in found)
+    least, most = (float("inf") if value == INFINITY else value for value in found)
     for value in (least, most):
         if type(value) not in (int, float) or not value >= 0:
             refuse()

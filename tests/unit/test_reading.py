@@ -278,3 +278,18 @@ def test_the_long_factors_of_longrope_are_told(case: Case, tmp_path: Path) -> No
     (note,) = open_source(BuildOptions(path, tmp_path)).notes
     assert "build with --context 40" in note
     assert open_source(BuildOptions(path, tmp_path, context=40)).notes == ()
+
+
+def test_infinity_is_no_limit(tmp_path: Path) -> None:
+    """Published files of Nemotron-H say Infinity, which is no JSON; transformers 5 writes an object."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint(named("nemotron_h")), folder)
+    config = json.loads((folder / "config.json").read_text())
+    written = json.dumps({**config, "time_step_limit": [0.0, float("inf")]})
+    assert "Infinity]" in written
+    (folder / "config.json").write_text(written)
+    opened = open_source(BuildOptions(str(folder), tmp_path / "out", quant="none"))
+    assert opened.model == open_source(BuildOptions(str(checkpoint(named("nemotron_h"))), tmp_path)).model
+    (folder / "config.json").write_text(written.replace("Infinity", "-Infinity"))
+    with pytest.raises(CheckpointError, match="-Infinity is no JSON number"):
+        open_source(BuildOptions(str(folder), tmp_path / "out"))
