@@ -63,7 +63,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         for key in IDLE:
             read.given(key)
     inner = read.size("shared_intermediate_size", 1024)
-    mlp = Mlp(inner, activation, names=("input_linear",), down="output_linear")
+    apart = read.flag("shared_mlp_apart")  # the key of GGUF files, which have gate and up by themselves
+    names = ("gate_proj", "up_proj") if apart else ("input_linear",)
+    mlp = Mlp(inner, activation, names=names, down="output_linear")
     moe = _experts(read, c.inner)
     eps = c.eps / residual**2
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embedding / residual)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,15 @@ import numpy as np
 from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint, write_files
 from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_header
-from nearfar.build.weights.gguf.names import FREQUENCIES, heads_of, is_one_more, pair_rows, tensor_name
+from nearfar.build.weights.gguf.names import (
+    FLAT,
+    FREQUENCIES,
+    heads_of,
+    in_transformers,
+    is_one_more,
+    pair_rows,
+    tensor_name,
+)
 from nearfar.build.weights.gguf.tokenizer import GgufTokenizer, read_tokenizer
 from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
@@ -62,7 +72,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
                 raise CheckpointError(
                     f"{file}: two tensors are {ours!r}, one of them {name!r}: convert it again"
                 )
-            named[ours] = tensor
+            named[ours] = _flat(tensor) if ours.endswith(FLAT) else tensor
         return named
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
@@ -72,7 +82,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
             found = super().read(name, start, stop)
             if is_one_more(self._architecture, name):
                 return np.asarray(found.astype(np.float32) - np.float32(1), np.float32)
-            return found
+            return in_transformers(name, found)
         rows = self.tensors[name].shape[0]
         head = self.config["head_dim"]
         if rows != heads * head:
@@ -138,6 +148,14 @@ class GgufCheckpoint(DirectoryCheckpoint):
     def license_text(self) -> str | None:
         """The name of the licence: the file has no text of it."""
         return self._license if isinstance(self._license, str) and self._license else None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A tensor of floats as a vector."""
+    if tensor.type.dtype is None:
+        return tensor  # another shape than expected is reported
+    shape = (math.prod(tensor.shape),)
+    return replace(tensor, shape=shape, entry=replace(tensor.entry, shape=shape))
 
 
 def claims_gguf(path: Path) -> bool:
