@@ -22,6 +22,8 @@ ARCHITECTURES = {
     "glm": "chatglm", "granitemoehybrid": "granite",
     "falcon_h1": "falcon-h1",
 }  # fmt: skip
+NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
+"""Endings of names of norms in Mamba-2 layers."""
 PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
 PATTERNED = ("olmo2", "exaone4", "gemma4")
 """Architectures whose files say of each layer whether it has a window."""
@@ -134,7 +136,9 @@ def write(
     (vocabulary or bytes_vocabulary)(writer)
     change(writer)
     for name, value in values.items():
-        if ".A_log" in name or ".conv1d." in name or name.endswith((".D", ".dt_bias")):
+        if name.endswith(NORMS):
+            value = value.reshape(config.get("n_groups") or config["mamba_n_groups"], -1)
+        if name.endswith((*NORMS, ".A_log", ".D", ".dt_bias", ".conv1d.weight", ".conv1d.bias")):
             _add_vector(writer, names, name, value)
             continue
         value = falcon_scaled(name, value, config) if architecture == "falcon-h1" else value
@@ -167,7 +171,8 @@ def _add_vector(writer: gguf.GGUFWriter, names: Any, name: str, value: Array) ->
     here = name.replace(".dt_bias", ".dt_proj.bias")
     if name.endswith(".A_log"):
         value = -np.exp(value)
-    value = value[:, None] if name.endswith((".A_log", ".D")) else value.squeeze()
+    value = value[:, None] if name.endswith((".A_log", ".D")) else value
+    value = value[:, 0] if name.endswith(".conv1d.weight") else value
     new = names.get_name(here, try_suffixes=(".weight", ".bias"))
     writer.add_tensor(new, np.ascontiguousarray(value.astype(np.float32)))
 
