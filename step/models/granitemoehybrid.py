@@ -4,9 +4,7 @@ stands beside the experts, if there are any.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from nearfar.step.builder import StepBuilder, Value
+from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import (
     Attention,
@@ -17,10 +15,11 @@ from nearfar.step.decoder import (
     read_activation,
     read_decoder,
 )
-from nearfar.step.experts import TRAINING, Moe, experts, read_experts
+from nearfar.step.experts import TRAINING, experts
 from nearfar.step.mamba import mamba, read_mamba
 from nearfar.step.model import Model
 from nearfar.step.models.granite import MULTIPLIER
+from nearfar.step.models.granitemoe import granite_experts
 from nearfar.step.rope import read_rope
 
 RECURRENT = ("mamba", "linear_attention")
@@ -66,7 +65,11 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     apart = read.flag("shared_mlp_apart")  # the key of GGUF files, which have gate and up by themselves
     names = ("gate_proj", "up_proj") if apart else ("input_linear",)
     mlp = Mlp(inner, activation, names=names, down="output_linear")
-    moe = _experts(read, c.inner)
+    moe = None
+    if read.size("num_local_experts", 8, least=0):
+        moe = granite_experts(read, c.inner, activation)
+    for key in ("num_experts_per_tok", *TRAINING):
+        read.given(key)
     eps = c.eps / residual**2
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embedding / residual)
     for i, kind in enumerate(types):
@@ -77,23 +80,8 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         else:
             x = s.add(x, attention(s, h, i, attend, c.hidden))
         h = s.norm(x, f"{at}.post_attention_layernorm.weight", eps)
-        x = _with_experts(s, x, h, i, moe, c.hidden)
+        if moe is not None:
+            x = s.add(x, experts(s, h, i, moe, c.hidden))
         x = s.add(x, gated_mlp(s, h, i, mlp, c.hidden, "shared_mlp"))
     s.logits(s.norm(x, "model.norm.weight", eps, scale=1 / logits), "lm_head.weight", c.vocab, c.tied)
     return c.model("granitemoehybrid", s.finish())
-
-
-def _experts(read: ConfigReader, inner: int) -> Moe | None:
-    """The experts of each layer, as in granitemoe.py; None if there are none."""
-    if not read.size("num_local_experts", 8, least=0):
-        for key in ("num_experts_per_tok", *TRAINING):
-            read.given(key)
-        return None
-    return replace(
-        read_experts(read, inner, "num_local_experts"), activation=read_activation(read), normalize=0.0,
-        at="block_sparse_moe", router="router.layer", stacked=("input_linear", "output_linear"),
-    )  # fmt: skip
-
-
-def _with_experts(s: StepBuilder, x: Value, h: Value, layer: int, moe: Moe | None, hidden: int) -> Value:
-    return x if moe is None else s.add(x, experts(s, h, layer, moe, hidden))
