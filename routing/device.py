@@ -59,7 +59,7 @@ class EngineDevice:
     """An engine, or the artifact that is loaded as one when it is first needed.
 
     A missing artifact raises ArtifactError. A device that lacks what the artifact needs counts as
-    unavailable, which is no error.
+    unavailable, which is not an error.
     """
 
     def __init__(self, source: AsyncEngine | str | Path, timeouts: Timeouts) -> None:

@@ -81,7 +81,7 @@ class FittedRouter:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data.pop("format") != "nearfar-router" or data.pop("version") != VERSION:
-                raise ValueError(f"it is no router of version {VERSION}")
+                raise ValueError(f"it is not a router of version {VERSION}")
             data["curve"] = tuple(Point(**point) for point in data["curve"])
             for name in ("features", "mean", "scale", "weights"):
                 data[name] = tuple(data[name])
@@ -89,7 +89,7 @@ class FittedRouter:
             made._check_sizes()
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RequestError(
-                f"{path} is no router ({error}): make one with nearfar route fit", "router"
+                f"{path} is not a router ({error}): make one with nearfar route fit", "router"
             ) from error
         return made
 

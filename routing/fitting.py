@@ -71,7 +71,7 @@ def _lines(path: Path, needed: Seq[str]) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
             if not isinstance(line, dict) or any(name not in line for name in needed):
-                raise ValueError(f"it is no object with {', '.join(needed) or 'fields'}")
+                raise ValueError(f"it is not an object with {', '.join(needed) or 'fields'}")
         except ValueError as error:
             raise RequestError(f"{path}, line {number}: {error}", "records") from error
         made.append(line)

@@ -33,7 +33,7 @@ class Rules:
     """Settings that stay the same during an answer.
 
     `plain`: the text is all that another side must know to continue. `watched`: the device's monitor may
-    escalate to the cloud; `restart`: the escalated answer begins anew while nothing is shown; `hold`: tokens
+    escalate to the cloud; `restart`: the escalated answer begins again while nothing is shown; `hold`: tokens
     that are held back for that. `hedge`: the side that is started in addition after `hedge_seconds` of
     silence.
     """

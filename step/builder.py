@@ -32,24 +32,38 @@ class StepBuilder:
         self._ops: list[Op] = []
         self._params: dict[str, Param] = {}
         self._caches: list[KvCache] = []
+        self._spellings: dict[str, tuple[TensorPiece, ...]] = {}
         self._ropes: dict[str, Rope] = {}
         self._shapes = Shapes(self._params, self._caches, self._ropes)
 
     # -- weights, caches, tables --
 
     def matrix(
-        self, name: str, pieces: Sequence[TensorPiece], k: int, stack: int = 1, floats: bool = False
+        self,
+        name: str,
+        pieces: Sequence[TensorPiece],
+        k: int,
+        stack: int = 1,
+        floats: bool = False,
+        otherwise: Sequence[TensorPiece] = (),
     ) -> str:
         """Name a weight matrix [n, k], made of the rows of `pieces`, and return its name. `stack`, `floats`:
-        see Param.
+        see Param; `otherwise`: see Step.spellings.
         """
-        return self._param(Param(name, tuple(pieces), k, stack=stack, floats=floats))
+        return self._param(Param(name, tuple(pieces), k, stack=stack, floats=floats), otherwise)
 
     def vector(
-        self, name: str, pieces: Sequence[TensorPiece], offset: float = 0.0, scale: float = 1.0
+        self,
+        name: str,
+        pieces: Sequence[TensorPiece],
+        offset: float = 0.0,
+        scale: float = 1.0,
+        otherwise: Sequence[TensorPiece] = (),
     ) -> str:
-        """Name a float32 vector, offset + scale · the checkpoint's values, and return its name."""
-        return self._param(Param(name, tuple(pieces), 0, offset, scale))
+        """Name a float32 vector, offset + scale · the checkpoint's values, and return its name.
+        `otherwise`: see Step.spellings.
+        """
+        return self._param(Param(name, tuple(pieces), 0, offset, scale), otherwise)
 
     def cache(self, kv_heads: int, head_dim: int, window: int | None = None) -> int:
         """Add a layer's paged cache of keys and values, and return its index. `window`: positions that the
@@ -102,11 +116,12 @@ class StepBuilder:
         pieces: Sequence[TensorPiece],
         biased: bool = False,
         bias_scale: float = 1.0,
+        floats: bool = False,
     ) -> Value:
         """Multiply x by the matrix `name`, whose rows are those of `pieces`; `biased`: each piece's tensor
-        has a bias, which is multiplied by `bias_scale`.
+        has a bias, which is multiplied by `bias_scale`. `floats`: see Param.
         """
-        weight = self.matrix(name, pieces, x.width)
+        weight = self.matrix(name, pieces, x.width, floats=floats)
         bias = self._bias(name, pieces, bias_scale) if biased else None
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), name)
 
@@ -207,14 +222,17 @@ class StepBuilder:
 
     def finish(self) -> Step:
         """The step with everything that was added."""
-        return Step(tuple(self._ops), tuple(self._params.values()), tuple(self._caches), dict(self._ropes))
+        params, caches = tuple(self._params.values()), tuple(self._caches)
+        return Step(tuple(self._ops), params, caches, dict(self._ropes), dict(self._spellings))
 
     def _emit(self, make: Callable[[str], Op], hint: str) -> Value:
         return self.append(make(self.fresh(hint)))
 
-    def _param(self, param: Param) -> str:
+    def _param(self, param: Param, otherwise: Sequence[TensorPiece] = ()) -> str:
         if self._params.setdefault(param.name, param) != param:
             raise AssertionError(f"two weights are called {param.name!r}")
+        if otherwise:
+            self._spellings[param.name] = tuple(otherwise)
         return param.name
 
     def _bias(self, name: str, pieces: Sequence[TensorPiece], scale: float = 1.0) -> str:

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nearfar.step.config import LARGEST
@@ -64,12 +64,16 @@ class KvCache:
 class Step:
     """One step of a model: its operations in order, their weights in the order in which they are read, caches
     and tables.
+
+    `spellings`: the pieces of some parameters in checkpoints that store them in other tensors; empty where
+    the checkpoint is known (nearfar.step.reading).
     """
 
     ops: tuple[Op, ...]
     params: tuple[Param, ...]
     caches: tuple[KvCache, ...]
     ropes: Mapping[str, Rope]
+    spellings: Mapping[str, tuple[TensorPiece, ...]] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[PageGroup, ...]:
@@ -124,10 +128,12 @@ class Model:
     def renamed(self, name: Callable[[str], str]) -> Model:
         """The model with each tensor renamed by `name`."""
 
-        def renamed(param: Param) -> Param:
-            return replace(param, pieces=tuple(replace(p, tensor=name(p.tensor)) for p in param.pieces))
+        def renamed(pieces: Iterable[TensorPiece]) -> tuple[TensorPiece, ...]:
+            return tuple(replace(piece, tensor=name(piece.tensor)) for piece in pieces)
 
-        step = replace(self.step, params=tuple(map(renamed, self.step.params)))
+        params = tuple(replace(param, pieces=renamed(param.pieces)) for param in self.step.params)
+        spellings = {of: renamed(pieces) for of, pieces in self.step.spellings.items()}
+        step = replace(self.step, params=params, spellings=spellings)
         return replace(self, step=step, unused=tuple(map(name, self.unused)))
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:

@@ -383,19 +383,20 @@ class Add(Op):
 
 @dataclass(frozen=True)
 class Mul(Op):
-    """out = a · b, element by element."""
+    """out = a · b, element by element; a `b` of one column multiplies every column of a."""
 
     op: ClassVar = "mul"
     a: Input
     b: Input
 
     def out_width(self, of: Shapes) -> int:
-        """The width of a and b."""
+        """As many columns as a has, also where b has one."""
         return of.widths[self.a]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Both values must have the same width."""
-        yield from of.wide(self.b, of.widths[self.a])
+        """Both values must have the same width, if b has more than one column."""
+        if of.widths[self.b] != 1:
+            yield from of.wide(self.b, of.widths[self.a])
 
 
 @dataclass(frozen=True)
@@ -448,7 +449,7 @@ class Route(Op):
     x [M, experts] are the router's logits. Weights are `score` of them. The experts with the highest weights
     are chosen, the best first, of equal ones the lower number; `bias` [experts] is added for the choice
     alone. With `normalize` (an epsilon, which may be 0) the chosen weights are divided by their sum +
-    epsilon; `scale` multiplies the result.
+    epsilon; `scale`, and each expert's own factor in `factors` [experts], multiply the result.
     """
 
     op: ClassVar = "route"
@@ -458,17 +459,19 @@ class Route(Op):
     normalize: float | None = None
     bias: Vector | None = None
     scale: float = 1.0
+    factors: Vector | None = None
 
     def out_width(self, of: Shapes) -> int:
         """2·top."""
         return 2 * self.top
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """There must be as many experts as are chosen, and a bias for each expert."""
+        """There must be as many experts as are chosen, and a bias and a factor for each expert."""
         if not 0 < self.top <= of.widths[self.x]:
             yield f"chooses {self.top} of {of.widths[self.x]} experts"
-        if self.bias is not None:
-            yield from of.long(self.bias, 1, of.widths[self.x])
+        for vector in (self.bias, self.factors):
+            if vector is not None:
+                yield from of.long(vector, 1, of.widths[self.x])
 
 
 @dataclass(frozen=True)
@@ -596,7 +599,7 @@ def problems_of(op: Op, of: Shapes) -> list[str]:
     found = [f"reads {name}, which nothing before it makes" for name in reads(op) if name not in of.widths]
     for name in weights_of(op):
         if name not in of.params:
-            found.append(f"names the weight {name!r}, which is no parameter")
+            found.append(f"names the weight {name!r}, which is not a parameter")
     found += [
         f"uses cache {cache}, there are {len(of.caches)}"
         for cache in caches_of(op)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.errors import CheckpointError
@@ -11,6 +11,7 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.defaults import given_defaults
 from nearfar.step.model import Model
 from nearfar.step.models import ALIASES, NESTED, architecture, text_type
+from nearfar.step.params import Param
 
 SPELLINGS = (
     ("language_model.model.", "language_model.lm_head."),
@@ -61,7 +62,7 @@ def read_model(
     if not isinstance(model_type, str) or model_type not in NESTED:
         read = ConfigReader(config)
         filled = read.filled(given_defaults(str(model_type)) if str(model_type) in ALIASES else {})
-        return Reading(architecture(config).model(filled, context), str(model_type), read)
+        return Reading(_spelled(architecture(config).model(filled, context), tensors), str(model_type), read)
     inner = _text_config(config, model_type, tensors)
     if tied is not None:
         inner["tie_word_embeddings"] = tied
@@ -70,7 +71,8 @@ def read_model(
     filled = read.filled(given_defaults(inner["model_type"]))
     model = architecture(inner, read.within).model(filled, context)
     skipped = tuple(name for name in tensors if name.removeprefix("model.").startswith(OTHER_PARTS))
-    return Reading(model.renamed(_spelling(tensors)), inner["model_type"], read, skipped)
+    model = _spelled(model.renamed(_spelling(tensors)), tensors)
+    return Reading(model, inner["model_type"], read, skipped)
 
 
 def _text_config(config: Mapping[str, Any], model_type: str, tensors: Collection[str]) -> dict[str, Any]:
@@ -115,3 +117,16 @@ def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
 def without_prefix(model: Model) -> Model:
     """The model with tensors named without `model.`, as in checkpoints of models without a head."""
     return model.renamed(lambda name: name.removeprefix("model."))
+
+
+def _spelled(model: Model, tensors: Collection[str]) -> Model:
+    """The model with the pieces that the checkpoint stores, where a parameter has several spellings. The
+    first tensor of a spelling tells whether the checkpoint has that spelling.
+    """
+    step, known = model.step, frozenset(tensors)
+
+    def spelled(param: Param) -> Param:
+        pieces = step.spellings.get(param.name)
+        return replace(param, pieces=pieces) if pieces and pieces[0].tensor in known else param
+
+    return replace(model, step=replace(step, params=tuple(map(spelled, step.params)), spellings={}))

@@ -212,7 +212,10 @@ def route(run: Run, op: ops.Route) -> Array:
     weights = np.take_along_axis(scores, chosen, -1)
     if op.normalize is not None:
         weights = weights / (weights.sum(-1, keepdims=True) + real(op.normalize))
-    return np.concatenate([chosen.astype(x.dtype), weights * real(op.scale)], -1)
+    weights = weights * real(op.scale)
+    if op.factors is not None:
+        weights = weights * run.weights[op.factors][chosen]
+    return np.concatenate([chosen.astype(x.dtype), weights], -1)
 
 
 def experts(run: Run, op: ops.Experts) -> Array:

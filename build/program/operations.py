@@ -56,13 +56,13 @@ def rope_append(f: StepFunction, op: ops.RopeAppend) -> relax.Expr:
         q_scale=op.q_scale,
         append=op.append,
     )
-    have = {"x": f.values[op.x], **f.where(op.cache), **f.kv(op.cache)}
+    have = {"x": f.narrow_value(op.x), **f.where(op.cache), **f.kv(op.cache)}
     if op.rope is not None:
         have["rope"] = f.buffer(buffers.rope(op.rope), (f.symbols["context"], job.head_dim), "float32")
     norms = {
         name: f.vector(weight) for name, weight in (("q_norm", op.q_norm), ("k_norm", op.k_norm)) if weight
     }
-    if job.rounds:
+    if job.rounds_keys:
         name = rounding(op.cache)
         shape = (2 * job.kv_heads * job.head_dim,)
         have["k_rounding"] = f.input(name, f"weight:{name}", shape, "float32")
@@ -147,9 +147,11 @@ def columns(f: StepFunction, op: ops.Columns) -> relax.Expr:
 def route(f: StepFunction, op: ops.Route) -> relax.Expr:
     x = f.values[op.x]
     job = jobs.Route(
-        f.m, int(x.ty.shape.values[1]), op.top, op.score, op.normalize, op.bias is not None, op.scale
-    )
-    return operators.call(job, [x, f.buffer("positions", (MAX_STEP,), "int32"), *f.optional(op.bias)])
+        f.m, int(x.ty.shape.values[1]), op.top, op.score, op.normalize, op.bias is not None, op.scale,
+        op.factors is not None,
+    )  # fmt: skip
+    vectors = [*f.optional(op.bias), *f.optional(op.factors)]
+    return operators.call(job, [x, f.buffer("positions", (MAX_STEP,), "int32"), *vectors])
 
 
 def experts(f: StepFunction, op: ops.Experts) -> relax.Expr:

@@ -30,8 +30,8 @@ def outside(tokens: Seq[int], vocab: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class TopLogprob:
-    """An alternative to a sampled token."""
+class Logprob:
+    """A token and its log-probability."""
 
     token: int
     logprob: float
@@ -72,7 +72,7 @@ class TokenEvent:
     token: int
     finish_reason: FinishReason | None = None
     logprob: float | None = None
-    top_logprobs: tuple[TopLogprob, ...] = ()
+    top_logprobs: tuple[Logprob, ...] = ()
     embedding: npt.NDArray[Any] | None = None
     """float32 [width], from a model that gives embeddings; the token then has no meaning."""
     scores: Mapping[int, RowScores] | None = None

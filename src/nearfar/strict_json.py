@@ -37,4 +37,4 @@ def _infinite(constant: str) -> dict[str, str]:
 
 
 def _refuse(constant: str) -> Never:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")

@@ -1,6 +1,6 @@
 """Falcon-H1: attention and Mamba-2 side by side in each layer, with factors at many places.
 
-Most factors are no operation. With r the factor of an MLP's output over that of its gate, the stream runs
+Most factors need no operation. With r the factor of an MLP's output over that of its gate, the stream runs
 divided by r, as in granite.py; the gate's factor is part of the norm before it, whose other half, up, it
 multiplies as well. Scores take the factors of queries and keys. The output of attention takes those of its
 input and output, for values are linear.

@@ -11,6 +11,8 @@ from nearfar.step.model import Model
 from nearfar.step.models.granite import multiplied
 from nearfar.step.ops import Activation
 
+STACKED = ("input_linear.weight", "output_linear.weight")
+
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
@@ -22,5 +24,5 @@ def granite_experts(read: ConfigReader, inner: int, activation: Activation) -> M
     """The experts of a layer, as all of Granite's models have them."""
     return replace(
         read_experts(read, inner, "num_local_experts"), activation=activation, normalize=0.0,
-        at="block_sparse_moe", router="router.layer", stacked=("input_linear", "output_linear"),
+        at="block_sparse_moe", router="router.layer", stacked=STACKED, apart=False,
     )  # fmt: skip

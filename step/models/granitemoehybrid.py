@@ -4,27 +4,31 @@ stands beside the experts, if there are any.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import (
     Attention,
     Mlp,
     attention,
-    gated_mlp,
     order_of,
     read_activation,
     read_decoder,
 )
-from nearfar.step.experts import TRAINING, experts
+from nearfar.step.experts import TRAINING, Block, Shared, block
 from nearfar.step.mamba import mamba, read_mamba
 from nearfar.step.model import Model
 from nearfar.step.models.granite import MULTIPLIER
 from nearfar.step.models.granitemoe import granite_experts
+from nearfar.step.ops import Activation
 from nearfar.step.rope import read_rope
 
 RECURRENT = ("mamba", "linear_attention")
 """The names of Mamba's layers, in config.json and in transformers."""
 TYPES = ("attention", "full_attention", *RECURRENT)
+AT = "shared_mlp"
+"""The name of the MLP that every token has."""
 IDLE = (
     "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand",
     "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit",
@@ -61,16 +65,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     else:
         for key in IDLE:
             read.given(key)
-    inner = read.size("shared_intermediate_size", 1024)
-    apart = read.flag("shared_mlp_apart")  # the key of GGUF files, which have gate and up by themselves
-    names = ("gate_proj", "up_proj") if apart else ("input_linear",)
-    mlp = Mlp(inner, activation, names=names, down="output_linear")
-    moe = None
-    if read.size("num_local_experts", 8, least=0):
-        moe = granite_experts(read, c.inner, activation)
-    for key in ("num_experts_per_tok", *TRAINING):
-        read.given(key)
-    eps = c.eps / residual**2
+    second, eps = _second(read, c.inner, activation), c.eps / residual**2
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embedding / residual)
     for i, kind in enumerate(types):
         at = f"model.layers.{i}"
@@ -80,8 +75,20 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         else:
             x = s.add(x, attention(s, h, i, attend, c.hidden))
         h = s.norm(x, f"{at}.post_attention_layernorm.weight", eps)
-        if moe is not None:
-            x = s.add(x, experts(s, h, i, moe, c.hidden))
-        x = s.add(x, gated_mlp(s, h, i, mlp, c.hidden, "shared_mlp"))
+        x = s.add(x, block(s, h, i, second, c.hidden, AT))
     s.logits(s.norm(x, "model.norm.weight", eps, scale=1 / logits), "lm_head.weight", c.vocab, c.tied)
     return c.model("granitemoehybrid", s.finish())
+
+
+def _second(read: ConfigReader, inner: int, activation: Activation) -> Block:
+    """The second block of every layer: an MLP, or experts of width `inner` beside it."""
+    wide = read.size("shared_intermediate_size", 1024)
+    apart = read.flag("shared_mlp_apart")  # the key of GGUF files, which have gate and up by themselves
+    names = ("gate_proj", "up_proj") if apart else ("input_linear",)
+    mlp = Mlp(wide, activation, names=names, down="output_linear")
+    if not read.size("num_local_experts", 8, least=0):
+        for key in ("num_experts_per_tok", *TRAINING):
+            read.given(key)
+        return mlp
+    filled = read.filled({"num_local_experts": 8, "num_experts_per_tok": 2})
+    return replace(granite_experts(filled, inner, activation), shared=Shared(mlp, AT))

@@ -3,10 +3,11 @@ lines.
 
 A line holds a word of each of the 16 rows, so a vector load gives many rows' weights for the same inputs, the
 inputs are broadcast, and every lane sums its own row: no horizontal additions. Rows are padded to whole
-blocks with zeros. A *span* of a block is its lines of codes, then lines of its scales: a thread reads one
+blocks with zeros. A *span* of a block has lines of codes and lines of their scales: a thread reads one
 stream from end to end. A span is a group, followed by a line of 16 scales and 16 biases; or two groups,
-followed by a line of 16 scales of each; or a superblock, followed by lines of integer scales and offsets and
-a line of their 16 and 16 float16 factors (Layout). A last span of one group has zeros in place of the second.
+followed by a line of 16 scales of each; or lines of integer scales and offsets and a line of their 16 and 16
+float16 factors, followed by the groups of a superblock (Layout). A last span of one group has zeros in place
+of the second.
 
 Codes of 2, 4 and 8 bits fill 32-bit words. Codes of 3, 5 and 6 bits are split into two planes, so that memory
 is read at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the
@@ -28,17 +29,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from nearfar.format.scales import ONE_LEVEL
 from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.codes import U8, U32, unpack_codes
-from nearfar.kernels.quantized import Array, Held, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.step.model import Step
 
-HELD = Held(scales=ONE_LEVEL)
-"""What artifacts store. The kernels read scales of two levels, too, and a Q4_K_M file then takes 13 % fewer
-bytes. But it decodes at 0.7 of the speed of pairs (docs/decisions/0028): two planes of bits cost more
-instructions for each group than they save bytes.
-"""
 ROWS = 16
 QUAD = 4
 """Inputs that share a word's shift, one in each byte."""
@@ -72,15 +67,18 @@ class Plane:
         return -(-group // (QUAD * self.quads))
 
 
-WORD = 32
+WORD, BYTE = 32, 8
 PLANES = {
     2: (Plane(2),), 4: (Plane(4),), 8: (Plane(8),),
     3: (Plane(2), Plane(1, 2)), 5: (Plane(4), Plane(1, 4)), 6: (Plane(4), Plane(2, 4)),
 }  # fmt: skip
 
 LEVELS = {4: (Plane(4),), 6: (Plane(4), Plane(2, 4)), 8: (Plane(8),)}
-"""The planes of integer scales and offsets, by their bits. Values lie in order in the words of a plane: all
-scales of a span, then all offsets.
+"""The planes of integer scales and offsets, by their bits.
+
+All scales of a span, then all its offsets are a table of bytes, one for each row. A plane has `bits` bits of
+each byte: the lowest bits of the bytes of the plane's first line belong to the table's first line, the next
+ones to the second.
 """
 
 
@@ -133,29 +131,44 @@ class Layout:
         return at
 
     @property
-    def scales(self) -> int:
-        """The line of a span at which its scales begin."""
-        return self.span // self.cell * self.starts[-1]
-
-    @property
     def levels(self) -> tuple[Plane, ...]:
         """The planes of integer scales and offsets; none where these are float16."""
         return LEVELS[self.matrix.scales.bits] if self.matrix.scales.superblock else ()
+
+    @property
+    def codes(self) -> int:
+        """The line of a span at which its first cell begins."""
+        return self.scale_lines if self.levels else 0
+
+    @property
+    def code_lines(self) -> int:
+        """The lines of a span that hold codes."""
+        return self.span // self.cell * self.starts[-1]
 
     @property
     def level_starts(self) -> list[int]:
         """The lines of a span at which each plane of integer scales begins, and then the line of float16
         values.
         """
-        at = [self.scales]
+        at = [0 if self.levels else self.code_lines]
         for plane in self.levels:
-            at.append(at[-1] + self.groups * self.matrix.scales.values * plane.bits // WORD)
+            at.append(at[-1] + self.values * plane.bits // WORD)
         return at
+
+    @property
+    def values(self) -> int:
+        """The number of scales and offsets of a span."""
+        return self.groups * self.matrix.scales.values
+
+    @property
+    def scale_lines(self) -> int:
+        """The lines of a span that hold scales, integers or float16."""
+        return self.level_starts[-1] - self.level_starts[0] + 1
 
     @property
     def lines(self) -> int:
         """The lines of a span."""
-        return self.level_starts[-1] + 1
+        return self.code_lines + self.scale_lines
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
@@ -237,7 +250,7 @@ def pack(matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Arr
         at = packed[row // ROWS : blocks(row + rows)]
         planes = _planes(layout, tensor.words[row : row + rows])
         for plane, (begin, end) in zip(planes, pairwise(layout.starts), strict=True):
-            _put(at, plane, begin, end - begin, layout.starts[-1])
+            _put(at[:, :, layout.codes :], plane, begin, end - begin, layout.starts[-1])
         for start, values in _scales(layout, tensor[row : row + rows]):
             at[:, :, start : start + values.shape[-1] // ROWS] = values.reshape(*values.shape[:2], -1, ROWS)
     return (packed,)
@@ -264,14 +277,14 @@ def _scales(layout: Layout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
     yield last, _halves(layout, units.reshape(n, -1))
     values = [tensor.scales, tensor.biases][: layout.matrix.scales.values]
     codes = np.concatenate([each.reshape(n, layout.spans, -1) for each in values], -1)
+    table = np.ascontiguousarray(_by_block(codes, n), np.uint8).view(np.uint32)
+    table = table.reshape(*table.shape[:2], -1, ROWS)
     for plane, start in zip(layout.levels, layout.level_starts, strict=False):
-        run = WORD // plane.bits
-        part = ((codes >> np.uint8(plane.low)) & np.uint8(plane.mask)).reshape(n, layout.spans, -1, run)
-        words = np.bitwise_or.reduce(
-            part.astype(np.uint32) << (np.arange(run, dtype=np.uint32) * np.uint32(plane.bits)), axis=-1
-        )
-        by_block = np.ascontiguousarray(_by_block(words, n), np.uint32)
-        yield start, by_block.reshape(*by_block.shape[:2], -1)
+        run = BYTE // plane.bits
+        part = (table >> np.uint32(plane.low)) & np.uint32(plane.mask * 0x01010101)
+        shifts = np.arange(run, dtype=np.uint32)[:, None] * np.uint32(plane.bits)
+        lines = np.bitwise_or.reduce(part.reshape(*part.shape[:2], -1, run, ROWS) << shifts, axis=3)
+        yield start, lines.reshape(*lines.shape[:2], -1)
 
 
 def _halves(layout: Layout, values: Array) -> U32:
@@ -305,6 +318,6 @@ def padded(matrix: Matrix, tensor: QuantTensor | Array, high: int) -> QuantTenso
     return QuantTensor(words, scales, biases, tensor.bits, units)  # type: ignore[arg-type]
 
 
-def bundles(step: Step, *, rounds: bool) -> Bundles:
+def bundles(step: Step, *, rounds_keys: bool) -> Bundles:
     """Empty: the CPU's kernels can read any number of vectors."""
     return {}

@@ -145,8 +145,8 @@ NO_EXPERTS = "has no experts: ONNX Runtime's operators for them take other weigh
 REFUSED: Mapping[type[ops.Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
-    ops.Conv: "has no short convolutions: its graph keeps keys and values only. Build for cpu or wasm",
-    ops.Delta: "has no recurrent states: its graph keeps keys and values only. Build for cpu or wasm",
+    ops.Conv: "has no short convolutions: its graph keeps keys and values only. Build for another target",
+    ops.Delta: "has no recurrent states: its graph keeps keys and values only. Build for another target",
     ops.Ssm: "has no recurrent states: its graph keeps keys and values only. Build for cpu or wasm",
     ops.Route: NO_EXPERTS,
     ops.Experts: NO_EXPERTS,

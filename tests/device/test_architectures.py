@@ -28,7 +28,7 @@ PLACES = [
         [case for case in ALONE if case.model_type == model_type], BACKENDS[:: -1 if at % 2 else 1]
     )
 ]
-PLACES += [(case, "cpu") for case in RECURRENT if case not in STATE_SPACES]
+PLACES += [(case, backend) for case in RECURRENT if case not in STATE_SPACES for backend in BACKENDS]
 
 
 @pytest.mark.parametrize(("case", "backend"), PLACES, ids=str)

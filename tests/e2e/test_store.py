@@ -209,7 +209,7 @@ def test_codes_of_a_checkpoint_are_made_anew_if_that_is_asked_for(tmp_path: Path
     checkpoint = packed_formats.FORMATS["awq"]().write(tmp_path / "quantized")
     pull = ("pull", checkpoint, "--target", "mlx")
     code, _, err = nearfar(tmp_path, *pull, "--quant", "q3")
-    assert (code, "quantize them anew with --requantize q3" in err) == (1, True), err
+    assert (code, "quantize them again with --requantize q3" in err) == (1, True), err
     code, _, err = nearfar(tmp_path, *pull, "--requantize", "q3")
     assert (code, "Next: nearfar run quantized:q3" in err) == (0, True), err
     (entry,) = listed(tmp_path)

@@ -5,6 +5,7 @@ package; blocks that it cannot quantize are random bytes with scales that make s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,16 @@ ARCHITECTURES = {
     "mistral": "llama", "internlm3": "llama", "iquestcoder": "llama", "gemma3_text": "gemma3",
     "gemma4_text": "gemma4", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
     "glm": "chatglm", "granitemoehybrid": "granite",
-    "falcon_h1": "falcon-h1",
+    "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
+    "lfm2_moe": "lfm2moe", "falcon_h1": "falcon-h1",
 }  # fmt: skip
 NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
 """Endings of names of norms in Mamba-2 layers."""
-PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
+PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+EXPERT = re.compile(
+    r"(model\.layers\.\d+)\.\w+\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)"
+)
+W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 PATTERNED = ("olmo2", "exaone4", "gemma4")
 """Architectures whose files say of each layer whether it has a window."""
 HALVES = {
@@ -39,6 +45,7 @@ MIXED = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"},
     "Q2_K_S": {"v_proj": "Q4_K", "o_proj": "Q3_K", "embed": "Q6_K", "": "Q2_K"},
     "Q6_K_L": {"v_proj": "Q8_0", "embed": "Q8_0", "": "Q6_K"},
+    "Q5_0 and Q8_0": {"v_proj": "Q8_0", "": "Q5_0"},
     "partly floats": {"k_proj": "F16", "": "Q4_K"},
 }
 """Types by part of a tensor's name, the first that is in it: as llama.cpp and others mix them."""
@@ -132,6 +139,7 @@ def write(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
     )
     values = load_file(source / "model.safetensors") if tensors is None else tensors
+    values = _with_experts(values)
     _metadata(writer, config, architecture)
     (vocabulary or bytes_vocabulary)(writer)
     change(writer)
@@ -152,6 +160,8 @@ def write(
         for here, rows in _parts(name, stored):
             new = names.get_name(here, try_suffixes=(".weight", ".bias"))
             assert new is not None, here
+            if new.endswith("ffn_gate_inp_shexp.weight"):
+                rows = rows[0]
             writer.add_tensor(new, np.ascontiguousarray(rows), raw_dtype=KINDS[kind])
     if architecture == "gemma4":
         whole, pairs = config["per_layer_config"], config["rope_parameters"]["full_attention"]
@@ -195,6 +205,36 @@ def falcon_scaled(name: str, value: Array, config: Mapping[str, Any]) -> Array:
     return np.asarray(value * factor, np.float32)
 
 
+def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors with those of a layer's experts in one, as the converter names them: gates apart from ups,
+    input by input turned to output by output.
+    """
+    out: dict[str, Array] = {}
+    stacks: dict[str, list[Array]] = {}
+    for name in sorted(values, key=lambda name: [int(p) if p.isdigit() else p for p in name.split(".")]):
+        value, (layer, _, part) = values[name], name.rpartition(".mlp.experts.")
+        if found := EXPERT.fullmatch(name):
+            merged = f"{found[1]}.mlp.experts.{W.get(found[2], found[2])}{found[3]}"
+            stacks.setdefault(merged, []).append(value)
+        elif "block_sparse_moe.input_linear" in name or "block_sparse_moe.output_linear" in name:
+            at = f"{name.partition('.block_sparse_moe')[0]}.mlp.experts"
+            if "output" in name:
+                out[f"{at}.down_proj.weight"] = value
+            else:
+                out[f"{at}.gate_proj.weight"], out[f"{at}.up_proj.weight"] = np.split(value, 2, 1)
+        elif part.startswith(("gate_up_proj", "down_proj")):  # gpt-oss
+            kind = "bias" if part.endswith("_bias") else "weight"
+            value = value if kind == "bias" else value.swapaxes(1, 2)
+            named = {"gate_proj": value[:, ::2], "up_proj": value[:, 1::2]}
+            for one, rows in ({"down_proj": value} if part.startswith("down") else named).items():
+                out[f"{layer}.mlp.experts.{one}.{kind}"] = np.ascontiguousarray(rows)
+        else:
+            value = value[:, 0] if ".conv.conv." in name else value
+            ending = ".weight" if name.endswith(".sinks") else ".bias" if "expert_bias" in name else ""
+            out[f"{name}{ending}"] = value
+    return out | {name: np.stack(each) for name, each in stacks.items()}
+
+
 def _parts(name: str, rows: Array) -> list[tuple[str, Array]]:
     """A tensor as the converter names it: joined matrices of Granite 4 apart, and with `.weight`."""
     if "shared_mlp.input_linear" in name:
@@ -215,14 +255,26 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     writer.add_embedding_length(config["hidden_size"])
     types = config.get("layers_block_type") or config.get("layer_types") or []
     writer.add_block_count(len(types) or config["num_hidden_layers"])
-    inner, heads = config["intermediate_size"], config["num_key_value_heads"]
-    hybrid = architecture in ("granitehybrid", "nemotron_h")
-    writer.add_feed_forward_length(
-        [inner * (kind == "mlp") for kind in types] if architecture == "nemotron_h" else inner
-    )
+    inner: Any = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        inner = -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple) * multiple
+    if architecture == "nemotron_h":
+        inner = [inner * (kind == "mlp") for kind in types]
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv([heads * (kind == "full_attention") for kind in types] if hybrid else heads)
-    writer.add_layer_norm_rms_eps(config.get("layer_norm_epsilon") or config["rms_norm_eps"])
+    kv_heads: Any = config["num_key_value_heads"]
+    if "conv_L_cache" in config:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "conv_L_cache" in config or architecture in ("granitehybrid", "nemotron_h"):
+        kv_heads = [kv_heads * (kind == "full_attention") for kind in types]
+    writer.add_head_count_kv(kv_heads)
+    if architecture == "lfm2moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    eps = config.get("norm_eps") or config.get("layer_norm_epsilon") or config["rms_norm_eps"]
+    writer.add_layer_norm_rms_eps(eps)
     theta = per_type.get("rope_theta", config.get("rope_theta", 10000.0))
     if per_type.get("alpha"):
         theta *= per_type["alpha"] ** (head_dim / (head_dim - 2))
@@ -244,13 +296,22 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         if "beta_fast" in per_type:
             writer.add_rope_scaling_yarn_beta_fast(per_type["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(per_type["beta_slow"])
-    if config.get("sliding_window") and architecture in (*PATTERNED, "llama", "gemma2", "gemma3", "phi3"):
+    if config.get("sliding_window") and architecture in (
+        *PATTERNED, "llama", "gemma2", "gemma3", "phi3", "gpt-oss",
+    ):  # fmt: skip
         writer.add_sliding_window(config["sliding_window"])
         if architecture in PATTERNED:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(per_type["mscale_all_dim"])
         writer.add_attn_temperature_scale(per_type["llama_4_scaling_beta"])
+    if experts := config.get("num_experts", config.get("num_local_experts")):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if "linear_attention" in types or architecture == "falcon-h1":
         _mamba(writer, config)
         if architecture == "nemotron_h":
@@ -265,7 +326,7 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture in ("granite", "granitehybrid"):
+    if architecture in ("granite", "granitehybrid", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])

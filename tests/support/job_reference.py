@@ -158,7 +158,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
     k, v = turned(heads[1], "k_norm"), heads[2]
     if job.v_norm_eps is not None:
         v = rms_norm(v, job.v_norm_eps)
-    if job.rounds:
+    if job.rounds_keys:
         k = k - a["k_rounding"].reshape(2, job.kv_heads, -1)[0]
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(facts[:, 0] >= 0):
@@ -172,7 +172,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
 def rounding_weights(job: Paged | Project, a: Arrays) -> Array | None:
     """By which errors of keys move their offsets, as wide as a cache; None where they do not."""
     paged = job.paged if isinstance(job, Project) else job
-    if not isinstance(paged, RopeAppend) or not paged.rounds:
+    if not isinstance(paged, RopeAppend) or not paged.rounds_keys:
         return None
     held = a["k_rounding"] if isinstance(job, RopeAppend) else a["vectors"][job.starts["k_rounding"] :]
     return held.reshape(2, paged.kv_heads, 1, paged.head_dim)[1]
@@ -310,7 +310,8 @@ def route(job: Route, a: Arrays) -> Array:
     weights = np.take_along_axis(scores, chosen, -1)
     if job.normalize is not None:
         weights = weights / (weights.sum(-1, keepdims=True) + job.normalize)
-    out = np.concatenate([chosen, weights * job.scale], -1)
+    weights = weights * job.scale * (a["factors"][chosen] if job.factors else 1)
+    out = np.concatenate([chosen, weights], -1)
     padding = a["positions"][: job.m] < 0
     out[padding] = [-1.0] * job.top + [0.0] * job.top
     return out
@@ -458,6 +459,7 @@ def random_inputs(
         "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
         "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
+        "factors": lambda: weights(job.experts),
         "k_rounding": k_rounding, "sinks": lambda: normal("float32", job.heads),
         "positions": lambda: np.full(256, -1, np.int32), "slots": lambda: np.zeros(256, np.int32),
         "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype("i4"),

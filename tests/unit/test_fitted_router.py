@@ -108,7 +108,7 @@ def test_files_that_are_no_routers_are_refused(tmp_path: Path) -> None:
         {"features": ["length", "mood"]}, {"extra": 1}, {"curve": [{"share": 1}]},
     ):  # fmt: skip
         path.write_text(json.dumps({**good, **change}))
-        with pytest.raises(RequestError, match="no router"):
+        with pytest.raises(RequestError, match="not a router"):
             FittedRouter.load(path)
     with pytest.raises(RequestError, match="fit it again"):
         ROUTER.check("b" * 64, "router.json")

@@ -117,7 +117,7 @@ def shapes() -> Shapes:
         {param.name: param for param in params},
         [KvCache(2, 4), KvCache(1, 8, 3, "k"), KvCache(4, 2, parts="state", depth=2)],
         {"rope"},
-        {"x": 8, "y": 16, "odd": 7, "d": 4},
+        {"x": 8, "y": 16, "odd": 7, "d": 4, "column": 1},
     )
 
 
@@ -161,11 +161,14 @@ def shapes() -> Shapes:
         (ops.Add("o", "x", "y"), "reads y of 16 columns, and needs 8"),
         (ops.Mul("o", "x", "z"), "reads z, which nothing before it makes"),
         (ops.Scale("o", "x", factor=2.0), None),
+        (ops.Mul("o", "x", "column"), None),
+        (ops.Mul("o", "column", "x"), "reads x of 8 columns, and needs 1"),
         (ops.Scale("o", "x", "v"), "reads v of 4 values, and needs 1"),
-        (ops.Scale("o", "x", "u"), "names the weight 'u', which is no parameter"),
+        (ops.Scale("o", "x", "u"), "names the weight 'u', which is not a parameter"),
         (ops.Columns("o", "x", 4, 8), "takes columns 4 to 12 of x, which has 8"),
         (ops.Route("o", "x", 9), "chooses 9 of 8 experts"),
         (ops.Route("o", "x", 2, bias="v"), "reads v of 4 values, and needs 8"),
+        (ops.Route("o", "x", 2, factors="v"), "reads v of 4 values, and needs 8"),
         (ops.Experts("o", "x", "y", "gate_up", "down", "silu"), None),
         (ops.Experts("o", "y", "y", "gate_up", "down", "silu"),
          "multiplies y, of 16 columns, by gate_up, of 8 inputs"),

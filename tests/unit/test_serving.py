@@ -124,3 +124,11 @@ def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
         order.append("first")
     thread.join()
     assert (order, told) == (["first", "second"], ["another process is making tale: waiting for it"])
+
+
+def test_a_model_with_an_adapter_is_built(tmp_path: Path) -> None:
+    for name in ("plain", "someone/model"):
+        assert served(name, "auto", lambda given: BUILT / given, "mine") == str(BUILT / name)
+    for engine in ("torch", "upstream", "vllm"):
+        with pytest.raises(StoreError, match=f"--adapter mine is merged by a build, and --engine {engine}"):
+            served("plain", engine, lambda given: BUILT, "mine")

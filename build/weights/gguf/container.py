@@ -21,6 +21,7 @@ from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_head
 from nearfar.build.weights.gguf.names import (
     FLAT,
     FREQUENCIES,
+    expert_name,
     heads_of,
     in_transformers,
     is_one_more,
@@ -67,12 +68,17 @@ class GgufCheckpoint(DirectoryCheckpoint):
         for name, tensor in tensors.items():
             if name in FREQUENCIES:
                 continue
-            ours = tensor_name(self._architecture, name)
-            if ours in named:
+            each = expert_name(self._architecture, name)
+            if each is not None and len(tensor.shape) > 1:
+                held = {each.format(expert): tensor.part(expert) for expert in range(tensor.shape[0])}
+            else:
+                ours = tensor_name(self._architecture, name)
+                held = {ours: _flat(tensor) if ours.endswith(FLAT) else _as_matrix(name, tensor)}
+            if both := named.keys() & held.keys():
                 raise CheckpointError(
-                    f"{file}: two tensors are {ours!r}, one of them {name!r}: convert it again"
+                    f"{file}: two tensors are {min(both)!r}, one of them {name!r}: convert it again"
                 )
-            named[ours] = _flat(tensor) if ours.endswith(FLAT) else tensor
+            named |= held
         return named
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
@@ -230,6 +236,16 @@ def _parts(path: Path) -> list[Header]:
         if not _is(part, "split.no", number) or not _is(part, "split.count", count):
             raise CheckpointError(f"{part.file}: is not part {number + 1} of {count}: download it again")
     return headers
+
+
+def _as_matrix(name: str, tensor: Tensor) -> Tensor:
+    """The tensor of a shared expert's gate as the matrix of one row that transformers has; others unchanged.
+    The converter leaves dimensions of 1 out.
+    """
+    if not name.endswith("ffn_gate_inp_shexp.weight") or len(tensor.shape) != 1:
+        return tensor
+    entry = replace(tensor.entry, shape=(1, *tensor.entry.shape))
+    return replace(tensor, shape=(1, *tensor.shape), entry=entry)
 
 
 def _is(part: Header, key: str, number: int) -> bool:

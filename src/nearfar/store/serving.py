@@ -28,14 +28,22 @@ versions. A build keeps the codes; transformers needs a library for each kind, a
 """
 
 
-def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
+def served(given: str, engine: str, artifacts: Callable[[str], Path], adapter: str | None = None) -> str:
     """The path, hub id or URL that an engine opens. `artifacts` gives the folder of an artifact, which it
-    builds or downloads if necessary. Raises StoreError for an unknown name.
+    builds or downloads if necessary. `adapter`: the LoRA adapter that the build merges; no other engine than
+    that of artifacts opens a model with one. Raises StoreError for an unknown name.
 
     With `engine` auto, a model of the store is served as an artifact, and so are checkpoints that
     transformers does not read (GGUF, MLX, MLC, quantized weights), or that PyTorch does not compute here
     (Gemma 2's attention). Any other checkpoint is served as it is, if PyTorch is installed.
     """
+    if adapter is not None and engine not in ("auto", "artifact"):
+        raise StoreError(
+            f"--adapter {adapter} is merged by a build, and --engine {engine} opens {given} as it is: leave "
+            "--engine out"
+        )
+    if adapter is not None:
+        return str(artifacts(given))
     if engine in ("upstream", "vllm"):  # vLLM itself says what it cannot read
         return given
     if engine == "torch":

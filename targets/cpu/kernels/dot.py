@@ -22,6 +22,8 @@ from nearfar.targets.cpu.units import Dot, Unit
 Expr = Any
 Words = list[list[Expr]]  # the words of a loop turn, for each plane
 LARGEST = 127 * 256 + 127
+MANY = 8
+"""Rows of a tile with which products take longer than reading the weights."""
 SUMS: dict[Dot, int] = {
     "pmaddwd": 1, "dot_i16x8": 1, "smlal": 2, "vpdpbusd": 2, "sdot": 2, "usmmla": 2,
 }  # fmt: skip
@@ -34,6 +36,19 @@ def turn(matrix: Matrix) -> int:
     """
     quads = max(2, *(plane.quads for plane in packing.PLANES[matrix.bits]))
     return min(matrix.group, packing.QUAD * quads)
+
+
+def lines(layout: packing.Layout, cell: Expr, inside: int, c: Expr) -> list[tuple[Expr, int]]:
+    """The lines of a span that hold turn c of group `inside` of a cell: the first, and their number, of each
+    plane.
+    """
+    matrix, found = layout.matrix, []
+    for plane, start in zip(layout.planes, layout.starts, strict=False):
+        of_word = packing.QUAD * plane.quads
+        count = max(1, turn(matrix) // of_word)
+        begin = layout.codes + start + inside * matrix.group // of_word
+        found.append((begin + cell * layout.starts[-1] + c * count, count))
+    return found
 
 
 def tile(unit: Unit, m: int, sums: int, widths: tuple[int, ...] = (16, 8)) -> tuple[int, int]:
@@ -70,6 +85,11 @@ class Products:
         self.correction = self.offset - matrix.zero
         self._vector = f"int32x{unit.lanes}"
         self._each = SUMS[unit.dot] * (2 if self.scaled else 1)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a kernel reads each line once, from memory: few rows, and all columns at once."""
+        return self.rows < MANY and self.pieces * self.unit.lanes == v.ROWS
 
     def _scales(self, dot: Dot) -> bool:
         """Whether masking without shifting pays off.

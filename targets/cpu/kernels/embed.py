@@ -15,7 +15,7 @@ from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Embed
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.dot import turn
+from nearfar.targets.cpu.kernels.dot import lines, turn
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.scales import SpanScales
 from nearfar.targets.cpu.units import Unit
@@ -69,13 +69,13 @@ class _Row:
             self._span(v.i32(cells // each), cells % each)
 
     def _span(self, span: Expr, cells: int) -> None:
-        scales = SpanScales(self.layout, self.unit, self.w, self.block, span, v.i32(0), v.ROWS)
+        scales = SpanScales(self.layout, self.unit, self.w, self.block, span).columns(v.i32(0), v.ROWS)
         of_cell = self.layout.cell // self.layout.matrix.group
         with T.serial(0, cells) as cell:
             for inside in range(of_cell):
                 in_span = T.Bind(cell * of_cell + inside)
                 both = v.local((2, v.ROWS), "float32")
-                for half, values in enumerate(scales.of(in_span)):
+                for half, values in enumerate(scales(in_span)):
                     if values is not None:
                         v.put(both, [half, 0], values)
                 self._group(span, cell, inside, in_span, both)
@@ -95,12 +95,11 @@ class _Row:
     def _code(self, span: Expr, cell: Expr, inside: int, first: int, c: Expr, i: int) -> Expr:
         """Code i of turn c, uint32."""
         code = tirx.IntImm("uint32", 0)
-        for plane, start in zip(self.layout.planes, self.layout.starts, strict=False):
+        found = lines(self.layout, cell, inside, c)
+        for plane, (line, _) in zip(self.layout.planes, found, strict=True):
             of_word = packing.QUAD * plane.quads
-            count = max(1, turn(self.layout.matrix) // of_word)
-            line = start + inside * self.layout.matrix.group // of_word + cell * self.layout.starts[-1]
             place = first % plane.quads * packing.QUAD + i
-            word = self.w[self.block, span, line + c * count + place // of_word, self.lane]
+            word = self.w[self.block, span, line + place // of_word, self.lane]
             part = (word >> _u32(plane.place(place % of_word))) & _u32(plane.mask)
             code = code | (part << _u32(plane.low))
         return code

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu import packing
@@ -13,56 +13,83 @@ from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
+OfGroup = Callable[[Expr], tuple[Expr, Expr | None]]
+"""Gives float32 scales and offsets of a group of a span; no offsets where the scheme has none."""
 HALF_LINE = v.ROWS // 2
 """Words of half a line, which holds a float16 for each row of a block."""
+BYTES_OF_WORD = 4
 
 
 class SpanScales:
-    """The scales of the groups of a span, for n columns of a block from `first` on.
+    """The scales of the groups of a span of a block.
 
     Two groups share a line of scales, or a group has a line of scales and offsets; or groups have integers,
-    which float16 factors of the span multiply.
+    which float16 factors of the span multiply. Integers of fewer than 8 bits are unpacked into a table of
+    bytes, for all groups and columns at once; a load then widens those of a group.
     """
 
-    def __init__(
-        self, layout: packing.Layout, unit: Unit, w: Expr, block: Expr, span: Expr, first: Expr, n: int
-    ) -> None:
+    def __init__(self, layout: packing.Layout, unit: Unit, w: Expr, block: Expr, span: Expr) -> None:
         self._layout, self._unit, self._w, self._at = layout, unit, w, (block, span)
-        self._first, self._n = first, n
-        self._units = [self._half(i) for i in range(layout.matrix.scales.values)] if layout.levels else []
+        unpacked = any(plane.bits < packing.BYTE for plane in layout.levels)
+        self._table = self._unpacked() if unpacked else None
 
-    def of(self, group: Expr) -> tuple[Expr, Expr | None]:
-        """Scales and offsets of a group of the span, float32; no offsets where the scheme has none."""
+    def columns(self, first: Expr, n: int) -> OfGroup:
+        """The scales and offsets of n columns from `first` on."""
         scales = self._layout.matrix.scales
-        if not self._units:
-            return (self._half(0), self._half(1)) if scales.offsets else (self._half(group), None)
-        scale = self._integer(group)
+        if not self._layout.levels:
+            if scales.offsets:
+                return lambda group: (self._half(0, first, n), self._half(1, first, n))
+            return lambda group: (self._half(group, first, n), None)
+        factor = self._half(0, first, n)
         if not scales.offsets:
-            centred = v.cast(scale, f"int32x{self._n}") - v.isplat(scales.zero(scales.bits), n=self._n)
-            return T.Bind(v.cast(centred, f"float32x{self._n}") * self._units[0]), None
-        offset = self._integer(group + self._layout.groups)
-        less = v.splat(0.0, self._n) - self._units[1]
-        return self._times(scale, self._units[0]), self._times(offset, less)
+            zero = scales.zero(scales.bits)
+            return lambda group: (self._times(self._integers(group, first, n), zero, factor, n), None)
+        less = T.Bind(v.splat(0.0, n) - self._half(1, first, n))
 
-    def _times(self, codes: Expr, factor: Expr) -> Expr:
-        return T.Bind(v.cast(v.cast(codes, f"int32x{self._n}"), f"float32x{self._n}") * factor)
+        def of(group: Expr) -> tuple[Expr, Expr | None]:
+            offsets = self._integers(group + self._layout.groups, first, n)
+            return self._times(self._integers(group, first, n), 0, factor, n), self._times(
+                offsets, 0, less, n
+            )
 
-    def _half(self, which: Expr) -> Expr:
-        """The float16 values of half of the span's last line, as float32."""
-        at = which * HALF_LINE + self._first // 2
-        words = v.lanes(self._w, [*self._at, self._layout.level_starts[-1], at], self._n // 2)
-        return widen(self._unit, T.Bind(v.bits(words, f"float16x{self._n}")), self._n, finite=True)
+        return of
 
-    def _integer(self, value: Expr) -> Expr:
-        """The integers at a number in the list of the span's scales and offsets, uint32."""
-        found = None
-        for plane, start in zip(self._layout.levels, self._layout.level_starts, strict=False):
-            run = packing.WORD // plane.bits
-            line = start + (value >> v.i32(run.bit_length() - 1))
-            down = tirx.Cast("uint32", (value & v.i32(run - 1)) * v.i32(plane.bits))
-            word = v.lanes(self._w, [*self._at, line, self._first], self._n)
-            part = T.Bind((word >> v.splat(down, self._n)) & v.isplat(plane.mask, "uint32", self._n))
-            if plane.low:
-                part = T.Bind(part << v.isplat(plane.low, "uint32", self._n))
-            found = part if found is None else T.Bind(found | part)
-        return found
+    def _times(self, integers: Expr, zero: int, factor: Expr, n: int) -> Expr:
+        centred = T.Bind(integers - v.isplat(zero, n=n)) if zero else integers
+        return T.Bind(v.cast(centred, f"float32x{n}") * factor)
+
+    def _half(self, which: Expr, first: Expr, n: int) -> Expr:
+        """The float16 values of half of the line of float16 values, as float32."""
+        at = which * HALF_LINE + first // 2
+        words = v.lanes(self._w, [*self._at, self._layout.level_starts[-1], at], n // 2)
+        return widen(self._unit, T.Bind(v.bits(words, f"float16x{n}")), n, finite=True)
+
+    def _integers(self, value: Expr, first: Expr, n: int) -> Expr:
+        """The integers at a number in the list of the span's scales and offsets, int32."""
+        words = n // BYTES_OF_WORD
+        at = value * (v.ROWS // BYTES_OF_WORD) + first // BYTES_OF_WORD
+        if self._table is not None:
+            found = v.lanes(self._table, [at], words)
+        else:
+            line = at >> v.i32(v.ROWS.bit_length() - 1)
+            found = v.lanes(
+                self._w, [*self._at, self._layout.level_starts[0] + line, at & v.i32(v.ROWS - 1)], words
+            )
+        return T.Bind(v.cast(v.bits(found, f"uint8x{n}"), f"int32x{n}"))
+
+    def _unpacked(self) -> Expr:
+        layout, dtype = self._layout, "uint32"
+        table = v.local((layout.values * v.ROWS // BYTES_OF_WORD,), dtype)
+        for line in range(layout.values // BYTES_OF_WORD):
+            found = None
+            for plane, start in zip(layout.levels, layout.level_starts, strict=False):
+                of, down = divmod(line, packing.BYTE // plane.bits)
+                word = v.lanes(self._w, [*self._at, start + of, 0])
+                shift, mask = down * plane.bits - plane.low, plane.mask << plane.low
+                if shift:
+                    to = v.isplat(abs(shift), dtype)
+                    word = T.Bind(word >> to if shift > 0 else word << to)
+                part = T.Bind(word & v.isplat(mask * 0x01010101, dtype))
+                found = part if found is None else T.Bind(found | part)
+            v.put(table, [line * v.ROWS], found)
+        return table

@@ -61,7 +61,7 @@ def parallel(extent: Expr, told: Expr | None = None) -> Any:
 
 def lanes(buf: Expr, index: Sequence[Any], n: int = LANES) -> Expr:
     """Load n consecutive elements that start at `index`."""
-    return T.Bind(buf[(*index[:-1], tirx.Ramp(_int(index[-1]), 1, n))])
+    return T.Bind(buf[(*index[:-1], tirx.Ramp(_int(index[-1]), 1, n) if n > 1 else index[-1])])
 
 
 def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:

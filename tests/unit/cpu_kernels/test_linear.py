@@ -11,10 +11,12 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
-from nearfar.format.scales import SYMMETRIC
+from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC
 from nearfar.kernels.codes import BITS
 from nearfar.kernels.jobs import Activation, Linear
 from nearfar.kernels.quantized import Matrix
+from nearfar.targets.cpu.kernels.dot import lines, turn
+from nearfar.targets.cpu.packing import Layout
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.job_reference import ACTIVATIONS
 from tests.support.scales import STORED_AS
@@ -131,6 +133,30 @@ def test_softcap_is_that_of_float32(jobs):
     values = np.concatenate([np.linspace(-200, 200, 3000), np.geomspace(1e-6, 1e3, 1096)]).astype(np.float32)
     got = jobs.compute(CAP, swept(CAP, values))["out"][0]
     np.testing.assert_allclose(got, 30 * np.tanh(values.astype(np.float64) / 30), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("bits", "group", "how"), [*STORED_AS, (3, 16, PAIRS), (6, 128, PAIRS)])
+def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bits, group, how):
+    """Scales behind the codes of a superblock cost two thirds of the speed of decode."""
+    layout = Layout(Matrix(16, 512, bits, group, scales=how))
+    codes = [
+        begin + i
+        for cell in range(layout.span // layout.cell)
+        for inside in range(layout.cell // group)
+        for c in range(group // turn(layout.matrix))
+        for begin, count in lines(layout, cell, inside, c)
+        for i in range(count)
+    ]
+    scales = [layout.level_starts[0] + i for i in range(layout.scale_lines)]
+    assert (max(scales) < min(codes)) == bool(how.superblock)
+    assert sorted({*codes, *scales}) == list(range(layout.lines))
+
+
+@pytest.mark.parametrize("m", [1, 4, 16])
+def test_few_rows_prefetch_their_weights(m):
+    """From 8 rows on products take longer than reading, and lines are read more than once."""
+    (stage,) = KERNELS.stages(linear(m, Matrix(16, 256, 4, 32, scales=OF_GGUF["Q4_K"]))).stages
+    assert ("llvm.prefetch" in stage.func.script()) == (m < 8)
 
 
 @pytest.mark.parametrize(("bits", "group", "how"), STORED_AS)

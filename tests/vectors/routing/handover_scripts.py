@@ -268,7 +268,7 @@ SCRIPTS: dict[str, list[Json]] = {
             **_WATCHED,
         ),
         _script(
-            "held back and replaced: it begins anew",
+            "held back and replaced: it begins again",
             "device",
             [
                 "piece device 1",
@@ -313,7 +313,7 @@ SCRIPTS: dict[str, list[Json]] = {
             hold=4,
         ),
         _script(
-            "held back and lost: nothing was shown, the cloud begins anew",
+            "held back and lost: nothing was shown, the cloud begins again",
             "device",
             ["piece device 2", "failed device lost", "admitted", "piece cloud 1 =stop", "ended cloud"],
             **_RESTART,

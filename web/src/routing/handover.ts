@@ -34,7 +34,7 @@ const FINAL = ["401", "403", "404", "shape", "no_continuation"];
 /**
  * Settings that stay the same during an answer. `plain`: the text is all that another side must know to
  * continue. `watched`: the device's monitor may escalate to the cloud; `restart`: the escalated answer begins
- * anew while nothing is shown; `hold`: tokens that are held back for that. `hedge`: the side that is started
+ * again while nothing is shown; `hold`: tokens that are held back for that. `hedge`: the side that is started
  * in addition after `hedge_seconds` of silence.
  */
 export interface Rules {

@@ -155,7 +155,7 @@ describe("the openai package on the device", () => {
     expect(await failure(plain)).toMatchObject({ status: 404 });
   });
 
-  test("bodies that are no requests", async () => {
+  test("bodies that are not requests", async () => {
     const fetch = engineFetch(toy.engine);
     const url = "http://nearfar.local/v1/chat/completions";
     for (const body of ["{", "[]", "null", '{"signal": {"aborted": true}}']) {

@@ -158,7 +158,7 @@ export class Session {
       const { tokens: prompt } = asked;
       const extras = labels && (await this.hooks.parts.extras());
       const forced = labels && extras?.labelTokens(this.model.codec, asked, labels);
-      // A label is no answer that is taken apart: each of its tokens is told with its log-probability.
+      // A label is not an answer that is taken apart: each of its tokens is told with its log-probability.
       const shown = forced ? { ...asked, reader: () => null } : asked;
       const answer = new Answer(this.model.codec, shown, n, tell, (stats) => this.#ended(id, stats));
       const whole = asked.grammar && (await asked.grammar(grammar ?? null));
