@@ -53,14 +53,12 @@ class ScoredRow:
 class RowScores:
     """What the logits of one position say of the next token, in natural logarithms.
 
-    `logprobs`: of the tokens that were asked for, in their order. `entropy`: of all tokens. `best`, `second`:
-    log-probabilities of the two likeliest tokens.
+    `logprobs`: of the tokens that were asked for, in their order. `top`: of the likeliest tokens
+    (TOP_LOGPROBS of format/sizes.py), in descending order, as samplers report them.
     """
 
     logprobs: tuple[float, ...]
-    entropy: float
-    best: float
-    second: float
+    top: tuple[float, ...]
 
 
 @dataclass(frozen=True)

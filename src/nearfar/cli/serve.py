@@ -27,7 +27,7 @@ from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions, check_access
 from nearfar.fallback_server.serve import serve as run
-from nearfar.store.serving import served
+from nearfar.store.serving import preferred, served
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
@@ -40,8 +40,9 @@ Model = Annotated[
     typer.Argument(
         help="What `nearfar run` takes: an artifact, a checkpoint, a hub id, a name (nearfar list), the URL "
         "of an artifact's manifest.json; or the URLs of OpenAI-compatible servers. A checkpoint in "
-        "safetensors is served as it is, through PyTorch where it is installed; others are built into the "
-        "store where they are not there yet. With --engine artifact all are, and every URL is an artifact's.",
+        "safetensors is served as it is where there is a CUDA GPU, through vLLM or PyTorch; others are built "
+        "into the store where they are not there yet. With --engine artifact all are, and every URL is an "
+        "artifact's.",
         show_default=False,
         autocompletion=named,
     ),
@@ -57,7 +58,7 @@ def serve(
     model: Model,
     adapter: Adapter = None,
     engine: Annotated[
-        str, _option("Engine", "--engine", "The engine: auto, torch, artifact or upstream.")
+        str, _option("Engine", "--engine", "The engine: auto, torch, artifact, vllm or upstream.")
     ] = DEFAULTS.engine,
     name: Annotated[
         list[str] | None, _option("Engine", "--name", "A name of the model for clients; may be repeated.")
@@ -386,7 +387,7 @@ def serve(
     found = model
     if len(model) == 1:
         built = partial(artifacts_of, device=device, adapter=adapter)
-        found = [served(model[0], chosen, built, adapter)]
+        found = [served(model[0], chosen, built, preferred(vllm_command), adapter)]
     run(tuple(found), options, shown)
 
 

@@ -23,5 +23,14 @@ export type {
   StepTimes,
 } from "../protocol/messages.js";
 export type * from "../protocol/openai.js";
+export type {
+  ItemParam,
+  OutputItem,
+  ResponseEvent,
+  ResponseRecord,
+  ResponseRequest,
+  Responses,
+  WholeResponse,
+} from "../responses/types.js";
 export type { Engine } from "./client.js";
 export type { Completions } from "./completions.js";

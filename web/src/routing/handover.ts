@@ -184,14 +184,11 @@ const start: Row = (rules, state) => open(rules, state, state.side);
 const piece: Row = (rules, before, event) => {
   const tokens = tokensOf(event);
   const state = { ...before, seen: before.seen + tokens };
-  if (state.watching && !event.finish) {
-    if (event.low) return low(rules, state, event, event.low);
-    if (state.seen < rules.hold)
-      return [
-        { ...state, held: state.held + tokens, plain: state.plain && isPlain(event) },
-        [{ do: "hold" }],
-      ];
-  }
+  // A complete answer can still be replaced if nothing of it is shown.
+  const replaceable = !event.finish || (rules.restart && state.shown === 0);
+  if (state.watching && event.low && replaceable) return low(rules, state, event, event.low);
+  if (state.watching && !event.finish && state.seen < rules.hold)
+    return [{ ...state, held: state.held + tokens, plain: state.plain && isPlain(event) }, [{ do: "hold" }]];
   return show(state, event);
 };
 

@@ -16,6 +16,7 @@ export const CARD: ModelCard = {
   vocabSize: 97,
   weightBytes: 1,
   license: null,
+  checkpoint: null,
   features: [],
 };
 export const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
