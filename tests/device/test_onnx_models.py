@@ -41,7 +41,7 @@ def test_states_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "said"), [
-    ("onnx", "no recurrent states"), ("mlx", "no state space of Mamba-2"),
+    ("onnx", "no short convolutions"), ("mlx", "no state space of Mamba-2"),
     ("vulkan", "no kernels for the state spaces of Mamba-2"),
     ("webgpu", "no kernels for the state spaces of Mamba-2"),
 ])  # fmt: skip
