@@ -93,20 +93,36 @@ class StepBuilder:
         return self._emit(lambda out: ops.Embed(out, table, scale), name)
 
     def norm(
-        self, x: Value, tensor: str, eps: float, offset: float = 0.0, scale: float = 1.0, groups: int = 1
+        self,
+        x: Value,
+        tensor: str,
+        eps: float,
+        offset: float = 0.0,
+        scale: float = 1.0,
+        groups: int = 1,
+        each: bool = False,
     ) -> Value:
-        """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1."""
-        weight = self.vector(_short(tensor), (TensorPiece(tensor, x.width // groups),), offset, scale)
-        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), "norm")
+        """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1. `groups`, `each`:
+        see ops.Norm.
+        """
+        count = x.width if each else x.width // groups
+        weight = self.vector(_short(tensor), (TensorPiece(tensor, count),), offset, scale)
+        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups, each), "norm")
 
     def linear(
-        self, x: Value, name: str, pieces: Sequence[TensorPiece], biased: bool = False, floats: bool = False
+        self,
+        x: Value,
+        name: str,
+        pieces: Sequence[TensorPiece],
+        biased: bool = False,
+        bias_scale: float = 1.0,
+        floats: bool = False,
     ) -> Value:
         """Multiply x by the matrix `name`, whose rows are those of `pieces`; `biased`: each piece's tensor
-        has a bias. `floats`: see Param.
+        has a bias, which is multiplied by `bias_scale`. `floats`: see Param.
         """
         weight = self.matrix(name, pieces, x.width, floats=floats)
-        bias = self._bias(name, pieces) if biased else None
+        bias = self._bias(name, pieces, bias_scale) if biased else None
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), name)
 
     def route(
@@ -134,14 +150,25 @@ class StepBuilder:
         return Value(op.out, width)
 
     def conv(
-        self, x: Value, at: str, taps: int, activation: Activation | None = None, biased: bool = False
+        self,
+        x: Value,
+        at: str,
+        taps: int,
+        activation: Activation | None = None,
+        biased: bool = False,
+        scales: Sequence[tuple[int, float]] = (),
     ) -> Value:
         """Convolve each column of x with the `taps` weights of the module `at`, over positions.
 
-        `biased`: the module has a bias.
+        `biased`: the module has a bias. `scales`: numbers of neighbouring columns with a factor that their
+        weights are multiplied by; absent, no weight is.
         """
         name = _short(f"{at}.weight")
-        weight = self.vector(name, (TensorPiece(f"{at}.weight", x.width * taps),))
+        pieces, start = [], 0
+        for count, scale in scales or ((x.width, 1.0),):
+            pieces.append(TensorPiece(f"{at}.weight", count * taps, start * taps, scale=scale))
+            start += count
+        weight = self.vector(name, pieces)
         bias = self.vector(f"{name}.bias", (TensorPiece(f"{at}.bias", x.width),)) if biased else None
         self._caches.append(KvCache(1, x.width, taps, "k"))
         cache = len(self._caches) - 1
@@ -167,6 +194,12 @@ class StepBuilder:
         """x·w, where w is the only number of `tensor`."""
         weight = self.vector(_short(tensor), (TensorPiece(tensor, 1),))
         return self._emit(lambda out: ops.Scale(out, x.name, weight), "scaled")
+
+    def times(self, x: Value, factor: float) -> Value:
+        """x·factor; x itself if the factor is 1."""
+        if factor == 1.0:
+            return x
+        return self._emit(lambda out: ops.Scale(out, x.name, factor=factor), "scaled")
 
     def columns(self, x: Value, start: int, count: int) -> Value:
         """Columns [start, start + count) of x."""
@@ -202,9 +235,9 @@ class StepBuilder:
             self._spellings[param.name] = tuple(otherwise)
         return param.name
 
-    def _bias(self, name: str, pieces: Sequence[TensorPiece]) -> str:
+    def _bias(self, name: str, pieces: Sequence[TensorPiece], scale: float = 1.0) -> str:
         added = (TensorPiece(_bias_of(p.tensor), p.rows, p.start, p.order) for p in pieces)
-        return self.vector(f"{name}.bias", tuple(added))
+        return self.vector(f"{name}.bias", tuple(added), scale=scale)
 
 
 def _bias_of(tensor: str) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,17 @@ class Model:
         kept = tuple(param for param in self.step.params if param.name in read)
         unused = tuple(piece.tensor for param in dropped for piece in param.pieces)
         return replace(self, step=replace(self.step, ops=ops, params=kept), unused=(*self.unused, *unused))
+
+    def renamed(self, name: Callable[[str], str]) -> Model:
+        """The model with each tensor renamed by `name`."""
+
+        def renamed(pieces: Iterable[TensorPiece]) -> tuple[TensorPiece, ...]:
+            return tuple(replace(piece, tensor=name(piece.tensor)) for piece in pieces)
+
+        params = tuple(replace(param, pieces=renamed(param.pieces)) for param in self.step.params)
+        spellings = {of: renamed(pieces) for of, pieces in self.step.spellings.items()}
+        step = replace(self.step, params=params, spellings=spellings)
+        return replace(self, step=step, unused=tuple(map(name, self.unused)))
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:
         """The model with other end-of-sequence tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.defaults import given_defaults
 from nearfar.step.model import Model
 from nearfar.step.models import ALIASES, NESTED, architecture, text_type
-from nearfar.step.params import Param, TensorPiece
+from nearfar.step.params import Param
 
 SPELLINGS = (
     ("language_model.model.", "language_model.lm_head."),
@@ -71,7 +71,7 @@ def read_model(
     filled = read.filled(given_defaults(inner["model_type"]))
     model = architecture(inner, read.within).model(filled, context)
     skipped = tuple(name for name in tensors if name.removeprefix("model.").startswith(OTHER_PARTS))
-    model = _spelled(_renamed(model, _spelling(tensors)), tensors)
+    model = _spelled(model.renamed(_spelling(tensors)), tensors)
     return Reading(model, inner["model_type"], read, skipped)
 
 
@@ -116,19 +116,7 @@ def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
 
 def without_prefix(model: Model) -> Model:
     """The model with tensors named without `model.`, as in checkpoints of models without a head."""
-    return _renamed(model, lambda name: name.removeprefix("model."))
-
-
-def _renamed(model: Model, name: Callable[[str], str]) -> Model:
-    """The model with each tensor renamed by `name`."""
-
-    def renamed(pieces: Iterable[TensorPiece]) -> tuple[TensorPiece, ...]:
-        return tuple(replace(piece, tensor=name(piece.tensor)) for piece in pieces)
-
-    params = tuple(replace(param, pieces=renamed(param.pieces)) for param in model.step.params)
-    spellings = {of: renamed(pieces) for of, pieces in model.step.spellings.items()}
-    step = replace(model.step, params=params, spellings=spellings)
-    return replace(model, step=step, unused=tuple(map(name, model.unused)))
+    return model.renamed(lambda name: name.removeprefix("model."))
 
 
 def _spelled(model: Model, tensors: Collection[str]) -> Model:

@@ -28,7 +28,7 @@ def embed(f: StepFunction, op: ops.Embed) -> relax.Expr:
 def norm(f: StepFunction, op: ops.Norm) -> relax.Expr:
     x = f.values[op.x]
     width = int(x.ty.shape.values[1])
-    job = jobs.Norm(f.m, width, op.eps, True, op.groups)
+    job = jobs.Norm(f.m, width, op.eps, True, op.groups, each=op.each)
     return operators.call(job, [x, f.vector(op.weight)])
 
 
@@ -99,6 +99,17 @@ def delta(f: StepFunction, op: ops.Delta) -> relax.Expr:
     return operators.rebuilt(job, have | vectors | f.where(op.state))
 
 
+def ssm(f: StepFunction, op: ops.Ssm) -> relax.Expr:
+    shape, where = f.step.caches[op.state], f.geometry()
+    assert shape.group.stride is not None
+    job = jobs.Ssm(
+        f.m, shape.kv_heads, op.groups, shape.depth, shape.head_dim, shape.group.stride, where["slots"],
+        where["pages_per_slot"], op.least, op.most,
+    )  # fmt: skip
+    have = {"x": f.wide_value(op.x), "dt": f.wide_value(op.dt), "state": f.kept(op.state)}
+    return operators.rebuilt(job, have | {"terms": f.vector(op.terms)} | f.where(op.state))
+
+
 def glu(f: StepFunction, op: ops.Glu) -> relax.Expr:
     gate, up = f.split(f.values[op.x])
     return relax.op.multiply(
@@ -123,7 +134,10 @@ def mul(f: StepFunction, op: ops.Mul) -> relax.Expr:
 
 
 def scale(f: StepFunction, op: ops.Scale) -> relax.Expr:
-    return relax.op.multiply(f.wide_value(op.x), f.vector(op.weight))
+    x = f.wide_value(op.x)
+    if op.factor != 1.0:
+        x = f.bind(relax.op.multiply(x, relax.const(op.factor, "float32")), "scaled")
+    return x if op.weight is None else relax.op.multiply(x, f.vector(op.weight))
 
 
 def columns(f: StepFunction, op: ops.Columns) -> relax.Expr:
@@ -185,6 +199,7 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepFunction, Any], relax.Expr]] = {
     ops.Attend: attend,
     ops.Conv: conv,
     ops.Delta: delta,
+    ops.Ssm: ssm,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,

@@ -107,7 +107,10 @@ class RawWeights:
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """See reading.Weights."""
         param = self._params[name]
-        parts = (_pick(piece, self._weights[piece.tensor]).astype(mx.float32) for piece in param.pieces)
+        parts = (
+            piece.scale * _pick(piece, self._weights[piece.tensor]).astype(mx.float32)
+            for piece in param.pieces
+        )
         return tuple((param.offset + param.scale * part).astype(dtype) for part in parts)
 
 

@@ -4,7 +4,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     Rows,
     Sample,
     Split,
+    Ssm,
 )
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
@@ -82,6 +83,10 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
+        if type(job) in REFUSED:
+            raise BuildError(
+                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or wasm"
+            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -137,6 +142,8 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
+REFUSED: Mapping[type[Job], str] = {Ssm: "the state spaces of Mamba-2"}
+"""Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend, Delta)
 """Jobs whose kernels differ between programs."""
 

@@ -34,13 +34,15 @@ READ = (
     "olmo3-yarn", "exaone4-hybrid", "exaone4-global", "glm-plain", "glm4-unbiased", "hunyuan_v1_dense-alpha",
     "ministral3-growing", "gemma-plain", "gemma4_text-shared", "gemma4_text-own", "gemma4_text-twice",
     "seed_oss-plain", "seed_oss-out-biased", "arcee-plain", "granitemoehybrid-dense",
-    "internlm3-plain", "iquestcoder-plain", "olmoe-plain", "mixtral-plain", "qwen2_moe-plain",
+    "internlm3-plain", "iquestcoder-plain", "granitemoehybrid-mamba", "nemotron_h-plain", "falcon_h1-bare",
+    "olmoe-plain", "mixtral-plain", "qwen2_moe-plain",
     "qwen3_moe-plain", "granitemoe-plain", "lfm2-plain", "lfm2_moe-plain", "gpt_oss-plain",
 )  # fmt: skip
 """Cases whose files are read, and computed in NumPy: their lists run on devices elsewhere."""
 LIKE_GGUF = {
     "gemma2-plain": {"query_pre_attn_scalar": 24, "attention_bias": False},
     "gemma3_text-plain": {"query_pre_attn_scalar": 24},
+    "nemotron_h-plain": {"time_step_min": 1e-9},
     "qwen3_moe-plain": {"norm_topk_prob": True},
     "gpt_oss-plain": {"swiglu_limit": 7.0},
 }

@@ -30,7 +30,8 @@ from tests.support.wasm_executor import open_wasm
 
 WEB = Path(__file__).parents[2] / "web"
 NAMES = ("lfm2_moe-plain", "qwen3_5_moe_text-plain", "gpt_oss-plain")
-CASES = {str(case): case for case in ALL if str(case) in NAMES}
+MAMBA = "granitemoehybrid-mamba"
+CASES = {str(case): case for case in ALL if str(case) in (*NAMES, MAMBA)}
 ANSWER = 20
 """Tokens of an answer: more than a page."""
 BUCKETS = Buckets((1, 64), (1, 4))
@@ -42,7 +43,7 @@ Built = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folders = {name: tmp_path_factory.mktemp(name) for name in NAMES}
+    folders = {name: tmp_path_factory.mktemp(name) for name in CASES}
 
     def made(name: str, target: str) -> Path:
         if not (folders[name] / target).exists():
@@ -68,6 +69,7 @@ def engine(built: Built, name: str, backend: str) -> Iterator[Engine]:
 
 
 PLAIN, SHADERS = ("cpu", "mlx", "wasm-threads"), ("vulkan", "webgpu")
+STATE_SPACES = (MAMBA, "cpu"), (MAMBA, "wasm-threads")
 NAMED = pytest.mark.parametrize("name", NAMES)
 
 
@@ -98,9 +100,11 @@ def ask(engine: Engine, case: Case, *prompts: list[int]) -> list[tuple[list[int]
     return found
 
 
-@pytest.mark.parametrize(("name", "backend"), [*itertools.product(NAMES, PLAIN), *paired(NAMES, SHADERS)])
+@pytest.mark.parametrize(
+    ("name", "backend"), [*itertools.product(NAMES, PLAIN), *paired(NAMES, SHADERS), *STATE_SPACES]
+)
 def test_a_conversation_goes_on_from_its_last_page(engine: Engine, name: str) -> None:
-    case, longest = CASES[name], 330 if name.startswith("qwen") else 80
+    case, longest = CASES[name], 330 if name.startswith(("qwen", "granite")) else 80
     talk = prompt(case, longest - 60)
     for turn in range(2):
         computed = len(talk) - 1 if turn else 0
@@ -111,8 +115,7 @@ def test_a_conversation_goes_on_from_its_last_page(engine: Engine, name: str) ->
 
 
 @in_turns("backend")
-@pytest.mark.parametrize("backend", [*PLAIN, *SHADERS])
-@NAMED
+@pytest.mark.parametrize(("name", "backend"), [*itertools.product(NAMES, [*PLAIN, *SHADERS]), *STATE_SPACES])
 def test_requests_that_begin_alike_come_at_once(engine: Engine, name: str) -> None:
     """Two prompts that share pages, one that is theirs up to a border, and another; then all again."""
     case = CASES[name]
@@ -159,7 +162,7 @@ main(...process.argv.slice(1));
 """
 
 
-@NAMED
+@pytest.mark.parametrize("name", CASES)
 def test_the_engine_in_javascript_answers_as_transformers(built: Built, name: str) -> None:
     if not (WEB / "dist" / "node" / "index.js").is_file():
         pytest.skip("the web package is not built (run `make setup`)")
@@ -181,7 +184,7 @@ def test_a_browser_answers_through_webgpu(built: Built, name: str) -> None:
 def texts(name: str) -> list[str]:
     """Two prompts, the first longer than a column of states."""
     return [
-        "The state of a layer is a page. " * (10 if name.startswith("qwen") else 2),
+        "The state of a layer is a page. " * (10 if name.startswith(("qwen", "granite")) else 2),
         "Another prompt, shorter.",
     ]
 

@@ -435,8 +435,48 @@ VISION_3_5 = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
     "patch_size": 4, "num_position_embeddings": 16, "model_type": "qwen3_5",
 }  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "hidden_size": 64, "head_dim": OWN, "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_n_groups": 1,
+    "mamba_expand": 2, "max_position_embeddings": 700, "mamba_chunk_size": 32,
+}  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2,
+    "layer_norm_epsilon": 0.01, "num_hidden_layers": OWN, "max_position_embeddings": 700, "chunk_size": 32,
+    "rms_norm_eps": OWN,
+}  # fmt: skip
+FALCON: dict[str, Any] = {
+    "mamba_d_state": 16, "mamba_n_heads": 4, "mamba_d_ssm": 80, "max_position_embeddings": 700,
+    "mamba_chunk_size": 32, "num_hidden_layers": 2,
+}  # fmt: skip
+FACTORS: dict[str, Any] = {
+    "lm_head_multiplier": 0.4, "embedding_multiplier": 3.0, "mlp_multipliers": [0.7, 1.6],
+    "key_multiplier": 0.35, "attention_in_multiplier": 0.8, "attention_out_multiplier": 1.3,
+    "ssm_in_multiplier": 0.9, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.7, 1.4, 0.8, 1.2, 0.6],
+}  # fmt: skip
+STATE_SPACES = [
+    case("granitemoehybrid", "mamba", **MULTIPLIED, **MAMBA, num_hidden_layers=4, num_local_experts=0,
+         num_experts_per_tok=0, shared_intermediate_size=100, tie_word_embeddings=True,
+         layer_types=[LINEAR_ATTENTION, LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION], prompts=(9, 45, 300)),
+    case("granitemoehybrid", "odd", **{**MAMBA, "hidden_size": 72, "mamba_n_heads": 6, "mamba_d_state": 12,
+         "mamba_n_groups": 3}, num_local_experts=5, num_experts_per_tok=2, intermediate_size=24,
+         shared_intermediate_size=44, mamba_d_conv=3, mamba_conv_bias=False, mamba_proj_bias=True,
+         attention_bias=True, time_step_limit=[0.3, 1.1], position_embedding_type="rope",
+         residual_multiplier=0.5, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION], prompts=(9, 70)),
+    case("nemotron_h", "plain", **NEMOTRON, layers_block_type=[LINEAR_ATTENTION, "mlp", GLOBAL, "mlp"],
+         prompts=(9, 45, 300)),
+    case("nemotron_h", "odd", **{**NEMOTRON, "mamba_head_dim": 20, "mamba_num_heads": 9, "n_groups": 3},
+         hybrid_override_pattern="M-*MM", use_bias=True, mlp_bias=True, use_conv_bias=False, conv_kernel=2,
+         time_step_min=0.2, mlp_hidden_act="gelu"),
+    case("falcon_h1", "plain", **FALCON, prompts=(9, 45, 300)),
+    case("falcon_h1", "multiplied", **{**FALCON, "mamba_d_ssm": 96}, mamba_n_groups=2,
+         mamba_rms_norm=True, mamba_norm_before_gate=True, **FACTORS, tie_word_embeddings=True),
+    case("falcon_h1", "biased", **{**FALCON, "mamba_d_ssm": None}, mamba_rms_norm=True,
+         mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, attention_bias=True,
+         mlp_bias=True, mamba_conv_bias=False, time_step_limit=[0.1, 0.9], **FACTORS),
+    case("falcon_h1", "bare", **{**FALCON, "mamba_n_heads": 8}, projectors_bias=True, **FACTORS),
+]  # fmt: skip
 RECURRENT = [
-    *LFM2S, *DELTAS,
+    *LFM2S, *DELTAS, *STATE_SPACES,
     inside("qwen3_5", DELTAS[1], VISION_3_5, tie_word_embeddings=True, image_token_id=260, video_token_id=259,
            vision_start_token_id=258, vision_end_token_id=255),
     inside("qwen3_5_moe", DELTAS[3], {**VISION_3_5, "model_type": "qwen3_5_moe"}, tie_word_embeddings=True,

@@ -207,6 +207,7 @@ NORMS = {
     "wide": Norm(1, 2304, 1e-5, residual=True),
     "without_weight": Norm(4, 86, 1e-6, weight=False),
     "groups": Norm(16, 1530, 1e-6, groups=6, residual=True),
+    "groups_of_own_weights": Norm(4, 60, 1e-6, groups=3, each=True),
     "groups_without_weight": Norm(64, 192, 1e-6, weight=False, groups=3),
 }
 

@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     RopeAppend,
     Route,
     Rows,
+    Ssm,
 )
 from nearfar.kernels.quantized import Matrix, QuantPieces, QuantTensor
 from tests.support import quantized_kv
@@ -62,7 +63,8 @@ def rms_norm(x: Array, eps: float, weight: Array | float = 1.0) -> Array:
 def norm(job: Norm, a: Arrays) -> Array:
     """See Norm."""
     x = a["x"].astype(np.float64).reshape(job.m, job.groups, -1)
-    y = rms_norm(x, job.eps, a["weight"] if job.weight else 1.0).reshape(job.m, job.k)
+    weight = a["weight"].reshape(-1, job.k // job.groups) if job.weight else 1.0
+    y = rms_norm(x, job.eps, weight).reshape(job.m, job.k)
     return y + a["residual"] if job.residual else y
 
 
@@ -238,7 +240,27 @@ def delta(job: Delta, a: Arrays) -> dict[str, Array]:
     return {"out": out.reshape(job.m, -1), "state": state}
 
 
-def state_inputs(job: Conv | Delta, rng: np.random.Generator, pages: int = 12) -> dict[str, Array]:
+def ssm(job: Ssm, a: Arrays) -> dict[str, Array]:
+    """See Ssm."""
+    x, state, dt = (a[name].astype(np.float64) for name in ("x", "state", "dt"))
+    inner, shape = job.heads * job.head_dim, (job.groups, job.depth)
+    a_log, dt_bias, skip = a["terms"].astype(np.float64).reshape(3, -1)
+    out = np.zeros((job.m, job.heads, job.head_dim))
+    for row in np.flatnonzero(a["positions"][: job.m] >= 0):
+        table, position = a["page_table"][a["slots"][row]], int(a["positions"][row])
+        before = state[table[(position - 1) // job.stride]] if position else np.zeros(state.shape[1:])
+        value = x[row, :inner].reshape(job.heads, -1)
+        b, c = (
+            np.repeat(part.reshape(shape), job.heads // job.groups, 0) for part in np.split(x[row, inner:], 2)
+        )
+        step = np.clip(np.logaddexp(0, dt[row] + dt_bias), job.least, job.most)
+        kept = np.exp(-np.exp(a_log) * step)[:, None, None] * before
+        after = state[table[position // job.stride]] = kept + b[:, :, None] * (step[:, None] * value)[:, None]
+        out[row] = np.einsum("hij,hi->hj", after, c) + skip[:, None] * value
+    return {"out": out.reshape(job.m, -1), "state": state}
+
+
+def state_inputs(job: Conv | Delta | Ssm, rng: np.random.Generator, pages: int = 12) -> dict[str, Array]:
     """Random inputs of a job: the rows of two sequences and of a third with one row, then padding.
 
     The first begins at 0 or, where there are few rows, behind a page border; the second before one.
@@ -267,6 +289,10 @@ def state_inputs(job: Conv | Delta, rng: np.random.Generator, pages: int = 12) -
     if isinstance(job, Conv):
         out |= {"weight": normal(width * job.taps), "cache": normal(pages, 1, size, width)}
         return out | ({"bias": normal(width)} if job.bias else {})
+    if isinstance(job, Ssm):
+        terms = np.concatenate([normal(job.heads) - 1, normal(2 * job.heads)])
+        state = normal(pages, job.heads, job.depth, job.head_dim)
+        return out | {"dt": 3 * normal(job.m, job.heads) - 3, "terms": terms, "state": state}
     out |= {
         "gates": 2 * normal(job.m, 2 * job.heads),
         "state": normal(pages, job.heads, job.key_dim, job.value_dim),
@@ -425,7 +451,8 @@ def random_inputs(
     makers: dict[str, Callable[[], Array]] = {
         "x": x, "tokens": lambda: rng.integers(0, job.matrix.n, 256).astype(np.int32),
         "logit_rows": lambda: rng.integers(0, job.x_rows, 16).astype(np.int32),
-        "norm": lambda: weights(job.matrix.k), "weight": lambda: weights(job.k // job.groups),
+        "norm": lambda: weights(job.matrix.k),
+        "weight": lambda: weights(job.k // (1 if job.each else job.groups)),
         "bias": bias, "route": chosen,
         "gate_up_bias": lambda: normal("float32", job.gate_up.n),
         "down_bias": lambda: normal("float32", job.down.n),
@@ -455,6 +482,7 @@ REFERENCES: Mapping[type[GraphJob], Callable[[Any, Arrays], dict[str, Array]]] =
     Attend: _alone(attend),
     Conv: conv,
     Delta: delta,
+    Ssm: ssm,
     Route: _alone(route),
     Experts: _alone(experts),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.build.weights.gguf import families
+from nearfar.build.weights.gguf import families, state_spaces
 from nearfar.build.weights.gguf.facts import WINDOW, Config, Facts
 from nearfar.build.weights.gguf.header import Header, Tensor
 from nearfar.errors import CheckpointError
@@ -43,7 +43,9 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
     }
     if name == "gemma4":
         given = families.gemma4_keys(given)
-    if name in ("lfm2", "lfm2moe"):
+    elif name in HYBRID:
+        given = state_spaces.keys(given)
+    elif name in ("lfm2", "lfm2moe"):
         given = families.lfm2_keys(given)
     read = ConfigReader(given, str(header.file), prefix)
     facts = Facts(read, tensors, _common(read, name, tensors))
@@ -169,13 +171,20 @@ def _granite(facts: Facts) -> None:
         facts.read.refuse("expert_shared_feed_forward_length", f"{inner:,}, as feed_forward_length is")
     for key in SSM:  # written for all of Granite 4, also where no layer is recurrent
         facts.read.given(f"ssm.{key}")
+    _multipliers(facts)
+    facts.config["attention_bias"] = facts.has("attn_q.bias")
+
+
+SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+
+
+def _multipliers(facts: Facts) -> None:
     scales = {
         "embedding_scale": "embedding_multiplier", "attention.scale": "attention_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
     }  # fmt: skip
     for key, name in scales.items():
         facts.config[name] = facts.read.number(key, None, *SCALE)
-    facts.config["attention_bias"] = facts.has("attn_q.bias")
 
 
 def _granitemoe(facts: Facts) -> None:
@@ -184,6 +193,10 @@ def _granitemoe(facts: Facts) -> None:
 
 
 SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+
+
+def _granite_hybrid(facts: Facts) -> None:
+    state_spaces.granite_hybrid(facts, _multipliers)
 
 
 def _gemma(facts: Facts, largest: int) -> None:
@@ -216,6 +229,8 @@ def _gemma3(facts: Facts) -> None:
         config["sliding_window_pattern"] = read.size(pattern, most=MAX_LAYERS)
 
 
+HYBRID = ("granitehybrid", "nemotron_h", "falcon-h1")
+"""Architectures with Mamba-2 layers."""
 ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "llama": _llama,
     "mistral3": families.mistral3,
@@ -231,6 +246,9 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "gemma4": families.gemma4,
     "phi3": _phi3,
     "granite": _granite,
+    "granitehybrid": _granite_hybrid,
+    "nemotron_h": state_spaces.nemotron_h,
+    "falcon-h1": state_spaces.falcon_h1,
     "granitemoe": _granitemoe,
     "smollm3": _plainly,
     "olmo2": families.olmo2,

@@ -19,9 +19,11 @@ from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint, wr
 from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_header
 from nearfar.build.weights.gguf.names import (
+    FLAT,
     FREQUENCIES,
     expert_name,
     heads_of,
+    in_transformers,
     is_one_more,
     pair_rows,
     tensor_name,
@@ -70,7 +72,8 @@ class GgufCheckpoint(DirectoryCheckpoint):
             if each is not None and len(tensor.shape) > 1:
                 held = {each.format(expert): tensor.part(expert) for expert in range(tensor.shape[0])}
             else:
-                held = {tensor_name(self._architecture, name): _as_matrix(name, tensor)}
+                ours = tensor_name(self._architecture, name)
+                held = {ours: _flat(tensor) if ours.endswith(FLAT) else _as_matrix(name, tensor)}
             if both := named.keys() & held.keys():
                 raise CheckpointError(
                     f"{file}: two tensors are {min(both)!r}, one of them {name!r}: convert it again"
@@ -85,7 +88,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
             found = super().read(name, start, stop)
             if is_one_more(self._architecture, name):
                 return np.asarray(found.astype(np.float32) - np.float32(1), np.float32)
-            return found
+            return in_transformers(name, found)
         rows = self.tensors[name].shape[0]
         head = self.config["head_dim"]
         if rows != heads * head:
@@ -151,6 +154,14 @@ class GgufCheckpoint(DirectoryCheckpoint):
     def license_text(self) -> str | None:
         """The name of the licence: the file has no text of it."""
         return self._license if isinstance(self._license, str) and self._license else None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A tensor of floats as a vector."""
+    if tensor.type.dtype is None:
+        return tensor  # another shape than expected is reported
+    shape = (math.prod(tensor.shape),)
+    return replace(tensor, shape=shape, entry=replace(tensor.entry, shape=shape))
 
 
 def claims_gguf(path: Path) -> bool:
@@ -228,12 +239,9 @@ def _parts(path: Path) -> list[Header]:
 
 
 def _as_matrix(name: str, tensor: Tensor) -> Tensor:
-    """The tensor of a shared expert's gate as the matrix of one row that transformers has, and the taps of a
-    convolution one column after the other; others unchanged. The converter leaves dimensions of 1 out.
+    """The tensor of a shared expert's gate as the matrix of one row that transformers has; others unchanged.
+    The converter leaves dimensions of 1 out.
     """
-    if name.endswith("shortconv.conv.weight") and tensor.type.dtype is not None:
-        flat = (math.prod(tensor.shape),)
-        return replace(tensor, shape=flat, entry=replace(tensor.entry, shape=flat))
     if not name.endswith("ffn_gate_inp_shexp.weight") or len(tensor.shape) != 1:
         return tensor
     entry = replace(tensor.entry, shape=(1, *tensor.entry.shape))

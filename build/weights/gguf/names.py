@@ -37,6 +37,14 @@ LAYER: Mapping[str, str] = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 BEFORE = {"ffn_norm": "pre_feedforward_layernorm"}
+
+
+def _mamba(at: str) -> dict[str, str]:
+    """The parts of Mamba-2 in the module `at`."""
+    parts = {"in": "in_proj", "conv1d": "conv1d", "dt": "dt_bias", "a": "A_log", "d": "D", "norm": "norm"}
+    return {f"ssm_{name}": f"{at}.{ours}" for name, ours in {**parts, "out": "out_proj"}.items()}
+
+
 LFM2: Mapping[str, str] = {
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",
@@ -74,6 +82,25 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
     },
+    "granitehybrid": {
+        **_mamba("mamba"),
+        "ffn_gate": "shared_mlp.gate_proj",
+        "ffn_up": "shared_mlp.up_proj",
+        "ffn_down": "shared_mlp.output_linear",
+    },
+    "nemotron_h": {
+        **_mamba("mixer"),
+        "attn_norm": "norm",
+        **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+        "attn_output": "mixer.o_proj",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+    },
+    "falcon-h1": {
+        **_mamba("mamba"),
+        "ffn_norm": "pre_ff_layernorm",
+        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    },
     "lfm2": LFM2,
     "lfm2moe": LFM2,
     "llama": {"ffn_gate_inp": "block_sparse_moe.gate"},
@@ -82,8 +109,17 @@ OWN: Mapping[str, Mapping[str, str]] = {
 """Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that become settings of the config."""
-BARE = ("layer_scalar", "self_attn.sinks", "feed_forward.expert_bias")
+BARE = ("layer_scalar", "sinks", "expert_bias", "A_log", "D", "dt_bias")
 """Tensors that transformers names without `.weight`."""
+FLAT = (".A_log", ".D", ".conv1d.weight", ".conv.conv.weight", ".mamba.norm.weight", ".mixer.norm.weight")
+"""Endings of names of vectors that GGUF stores with two dimensions."""
+TOPS: Mapping[str, Mapping[str, str]] = {
+    "nemotron_h": {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+    "falcon-h1": {"output_norm": "model.final_layernorm"},
+}
+"""Names outside of layers that differ in an architecture from those of TOP."""
+LAYERS: Mapping[str, str] = {"nemotron_h": "backbone.layers"}
+"""The module of layers, where it is not model.layers."""
 PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
 EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
@@ -100,16 +136,27 @@ ONE_MORE = ("gemma", "gemma2", "gemma3")
 
 def tensor_name(architecture: str, name: str) -> str:
     """Transformers' name of a tensor; an unknown name is unchanged, and is later reported as extra."""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+)\.(weight|bias)", name)
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?", name)
     if found is None:
         return name
-    layer, part, kind = found.groups()
+    layer, part, kind = found.group(1), found.group(2), found.group(3) or "weight"
     if layer is None:
-        return f"{TOP[part]}.{kind}" if part in TOP else name
+        top = {**TOP, **TOPS.get(architecture, {})}.get(part)
+        return name if top is None else f"{top}.{kind}"
     found_in = {**LAYER, **OWN.get(architecture, {})}.get(part)
     if found_in is None:
         return name
-    return f"model.layers.{int(layer)}.{found_in}" + ("" if found_in in BARE else f".{kind}")
+    layers = LAYERS.get(architecture, "model.layers")
+    bare = found_in.rpartition(".")[2] in BARE
+    return f"{layers}.{int(layer)}.{found_in}" + ("" if bare else f".{kind}")
+
+
+def in_transformers(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values of a tensor of transformers' `name`: GGUF has −exp(A_log)."""
+    if not name.endswith(".A_log"):
+        return values
+    with np.errstate(divide="ignore", invalid="ignore"):  # a value that is not finite is reported later
+        return np.asarray(np.log(-values.astype(np.float32)), np.float32)
 
 
 def expert_name(architecture: str, name: str) -> str | None:

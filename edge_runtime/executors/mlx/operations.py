@@ -31,6 +31,8 @@ def embed(r: Reading, op: ops.Embed) -> Value:
 def norm(r: Reading, op: ops.Norm) -> Value:
     weight, eps, groups = whole(r.weights.vector(op.weight, mx.float32)), op.eps, op.groups
     x = (r.wide(r.whole(op.x)),)
+    if op.each:
+        return r.calls.each(x, lambda x, run: _by_groups(x, groups, None, eps) * weight)
     if groups == 1:
         return r.calls.each(x, lambda x, run: mx.fast.rms_norm(x, weight, eps))
     return r.calls.each(x, lambda x, run: _by_groups(x, groups, weight, eps))
@@ -116,7 +118,8 @@ def mul(r: Reading, op: ops.Mul) -> Value:
 
 
 def scale(r: Reading, op: ops.Scale) -> Value:
-    times, factor = r.do.mul(), whole(r.weights.vector(op.weight, mx.float32))
+    weight = 1.0 if op.weight is None else whole(r.weights.vector(op.weight, mx.float32))
+    times, factor = r.do.mul(), mx.array(op.factor * weight, mx.float32)
     return r.calls.each((r.whole(op.x),), lambda x, run: times(x, factor))
 
 
@@ -201,6 +204,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Logits: logits,
     ops.Embedding: embedding,
 }
+REFUSED: Mapping[type[ops.Op], str] = {ops.Ssm: "has no state space"}
+"""Operations without a function; a build refuses models that have them."""
 
 
 def _append(r: Reading, op: ops.RopeAppend, keys: Value, values: Value) -> None:
@@ -249,6 +254,6 @@ def _grown(beta: float, original: float) -> Callable[[mx.array, Run], mx.array]:
     return grown
 
 
-def _by_groups(x: mx.array, groups: int, weight: mx.array, eps: float) -> mx.array:
+def _by_groups(x: mx.array, groups: int, weight: mx.array | None, eps: float) -> mx.array:
     """RMS norm of each of `groups` equal parts of x [..., width]."""
     return mx.flatten(mx.fast.rms_norm(mx.unflatten(x, -1, (groups, -1)), weight, eps), -2, -1)
