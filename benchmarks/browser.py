@@ -7,7 +7,8 @@ them (Q4_0), and what `nearfar build --target onnx` writes for Transformers.js. 
 needs a library that is compiled for the model, and a GPU with f16. A tab with an empty profile loads over the
 network (its requests, its bytes, and what the browser's processes have grown by after an answer), a second
 one in the same profile from what the first has kept. On a machine without a GPU, nearfar's webgpu runs on
-Chromium's software device.
+Chromium's software device. `--gguf FILE --tokens 1` compares how a real file loads: nearfar's artifact of it
+beside wllama with the file itself, in private windows or, with `--disk`, in ordinary ones.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import BrowserContext, Playwright, sync_playwright
 
 from nearfar.cli.page_server import PageServer, Site, open_server
 
@@ -42,6 +43,7 @@ MEASURES = (
     "requests",
     "megabytes",
     "memory_mb",
+    "cpu_s",
     "ttft_ms",
     "decode_tokens_per_s",
     "launches_per_token",
@@ -49,6 +51,7 @@ MEASURES = (
     "warm_ready_ms",
     "warm_requests",
     "warm_megabytes",
+    "warm_cpu_s",
 )
 HIGHER_IS_BETTER = {"decode_tokens_per_s"}
 TIMEOUT_MS = 600_000
@@ -59,16 +62,19 @@ def folder(work: Path, quant: str, target: str) -> Path:
     return work / f"artifact-{quant}-{target}"
 
 
-def prepare(work: Path, quant: str, runtimes: Sequence[str]) -> None:
+def prepare(work: Path, quant: str, runtimes: Sequence[str], gguf: Path | None) -> None:
     """Write the checkpoint, what each runtime loads, where it is not there yet, and install the peers."""
-    checkpoint, model = work / "checkpoint", work / "model.gguf"
+    checkpoint, model = gguf or work / "checkpoint", work / "model.gguf"
     nearfar = [sys.executable, "-m", "nearfar"]
     if not checkpoint.exists():
         subprocess.run([*nearfar, "synth", "smollm2-135m", "-o", str(checkpoint)], check=True)
     for target in filter(None, (TARGETS[name] for name in runtimes)):
         if not folder(work, quant, target).exists():
-            out = ["--quant", quant, "-o", str(folder(work, quant, target))]
+            bits = [] if gguf else ["--quant", quant]
+            out = [*bits, "-o", str(folder(work, quant, target))]
             subprocess.run([*nearfar, "build", str(checkpoint), "--target", target, *out], check=True)
+    if gguf and not model.exists():
+        model.symlink_to(gguf.resolve())
     if "wllama" in runtimes and not model.exists():
         sys.path.insert(0, str(ROOT))
         from benchmarks.peers.gguf_model import write_gguf
@@ -104,22 +110,33 @@ def counting(server: PageServer) -> Traffic:
     return traffic
 
 
-def browser_memory() -> int:
-    """Bytes of memory that Chromium's processes have, what they share counted once (Linux)."""
-    parents, total = {}, 0
+def browser_processes() -> dict[int, float]:
+    """Chromium's processes, each with the CPU seconds that it has taken (Linux)."""
+    parents, seconds = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    for process in parents:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                parents[int(folder.name)] = int(fields[1])
+                seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def below(process: int) -> bool:
         above = process
         while above in parents and above != os.getpid():
             above = parents[above]
-        if above == os.getpid() != process:
-            with suppress(OSError):
-                rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
-                total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines()
-                             if line.startswith("Pss:"))  # fmt: skip
+        return above == os.getpid() != process
+
+    return {process: seconds[process] for process in parents if below(process)}
+
+
+def browser_memory() -> int:
+    """Bytes of memory that Chromium's processes have, what they share counted once (Linux)."""
+    total = 0
+    for process in browser_processes():
+        with suppress(OSError):
+            rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
+            total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines()
+                         if line.startswith("Pss:"))  # fmt: skip
     return total
 
 
@@ -146,14 +163,27 @@ def served(work: Path, quant: str, runtimes: Sequence[str]) -> Iterator[tuple[st
             server.shutdown()
 
 
+@contextmanager
+def windows(playwright: Playwright, flags: list[str], disk: bool) -> Iterator[BrowserContext]:
+    """A browser with an empty profile: on the disk, as an ordinary window has, or of a private window."""
+    launch: dict[str, Any] = {"executable_path": CHROMIUM, "args": flags}
+    if not disk:
+        browser = playwright.chromium.launch(**launch)
+        yield browser.new_context()
+        browser.close()
+        return
+    with TemporaryDirectory() as profile:
+        context = playwright.chromium.launch_persistent_context(profile, **launch)
+        yield context
+        context.close()
+
+
 def measure(
-    browser: Browser, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
+    context: BrowserContext, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Measure one run in a tab with an empty profile, and one in a second tab with the same profile."""
-    context = browser.new_context()
     cold = visit(context, address, traffic, runtime, options)
     warm = visit(context, address, traffic, runtime, options)
-    context.close()
     return {**cold, **{f"warm_{name}": value for name, value in warm.items()}}
 
 
@@ -166,9 +196,11 @@ def visit(
     tab.goto(address)
     tab.wait_for_function("document.body.dataset.state === 'ready'")
     requests, sent, before = traffic.requests, traffic.bytes, browser_memory()
+    cpu = sum(browser_processes().values())
     result: dict[str, Any] = tab.evaluate(
         "([name, options]) => window.bench[name](options)", [runtime, options]
     )
+    result["cpu_s"] = sum(browser_processes().values()) - cpu
     result["requests"], result["megabytes"] = traffic.requests - requests, (traffic.bytes - sent) / 1e6
     result["memory_mb"] = (browser_memory() - before) / 1e6
     tab.close()
@@ -219,17 +251,20 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=ROOT / "out" / "bench-browser", help="for the models made here"
     )
+    parser.add_argument(
+        "--gguf", type=Path, help="a real model instead of the made one; give it its own --work"
+    )
+    parser.add_argument("--disk", action="store_true", help="ordinary windows instead of private ones")
     parser.add_argument("--json", action="store_true", help="print every run as JSON")
     arguments = parser.parse_args()
     if CHROMIUM is None:
         raise SystemExit("error: needs Chromium (apt-get install chromium)")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    prepare(arguments.work, arguments.quant, arguments.runtimes)
+    prepare(arguments.work, arguments.quant, arguments.runtimes, arguments.gguf)
     flags = ["--no-sandbox", "--enable-unsafe-webgpu", *([] if arguments.gpu else SOFTWARE_DEVICE)]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.runtimes}
     site = served(arguments.work, arguments.quant, arguments.runtimes)
     with site as (address, traffic), sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         for run in range(arguments.runs):
             for runtime, runs in results.items():
                 # The synthetic tokenizer makes one token of each byte. Each run has its own text: none finds
@@ -238,9 +273,9 @@ def main() -> None:
                 options = {"prompt": text, "tokens": arguments.tokens, "threads": arguments.threads}
                 paths = {"artifact": f"artifact/{TARGETS[runtime]}/", "model": "model.gguf", "context": 2048}
                 page = "nearfar" if runtime in ("wasm", "webgpu") else runtime
-                runs.append(measure(browser, address, traffic, page, {**options, **paths}))
+                with windows(playwright, flags, arguments.disk) as context:
+                    runs.append(measure(context, address, traffic, page, {**options, **paths}))
                 print(f"run {run + 1}, {runtime}: {runs[-1]}", file=sys.stderr, flush=True)
-        browser.close()
     print(json.dumps(results, indent=2) if arguments.json else table(results))
 
 

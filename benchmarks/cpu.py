@@ -122,7 +122,9 @@ def ours(
                 step([5], PREFILL + i)
             seconds[sampler].append(clock() - start)
     share = statistics.median(seconds["greedy"]) / statistics.median(seconds["sample"])
-    return {**found_rates, "sampled": share}
+    counts = {param.name: param.n * max(param.k, 1) for param in manifest.step.parameters}
+    chosen = sum(count * manifest.step.share(name, 1) for name, count in counts.items())
+    return {**found_rates, "sampled": share, "read": chosen / sum(counts.values())}
 
 
 def peer(model: Path, threads: int, clock: Any, positions: Sequence[int]) -> dict[str, float]:
@@ -260,6 +262,7 @@ def main() -> None:
         for kind in rounds[0][1]
     }
     result["sampled"] = statistics.median(mine["sampled"] for mine, _ in rounds)
+    weights *= rounds[0][0]["read"]  # of experts those that a token has chosen
     result["weights_gb_per_s"] = weights * result["rates"][f"decode at {positions[0]}"]["nearfar"] / 1e9
     result["bandwidth_gb_per_s"] = read_bandwidth(threads, clock)
     report(result)

@@ -53,7 +53,7 @@ fn main(@builtin(global_invocation_id) at : vec3<u32>, @builtin(num_workgroups) 
 def copy_bandwidth(name: str, rounds: int, size: int) -> float:
     """Bytes per second, read plus written, that a kernel copies at within the memory of the GPU of that name.
 
-    Through wgpu, where it takes few lines. A driver's own copies (vkCmdCopyBuffer) are no measure of memory:
+    Through wgpu, where it takes few lines. A driver's own copies (vkCmdCopyBuffer) do not measure memory:
     on an H200 they were a fifth as fast.
     """
     import wgpu
@@ -124,7 +124,7 @@ def measure(
 def by_llama_bench(
     tool: Path, checkpoint: Path, rounds: int, prefill: int, decode: int
 ) -> dict[str, float] | None:
-    """llama.cpp's medians, in tokens/s, on a GGUF file beside `checkpoint`; None of what is no llama."""
+    """llama.cpp's medians, in tokens/s, on a GGUF file beside `checkpoint`; None for others than llama."""
     if json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["model_type"] != "llama":
         return None
     from benchmarks.peers.gguf_model import write_gguf

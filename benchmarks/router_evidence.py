@@ -2,11 +2,15 @@
 
     python benchmarks/router_evidence.py answer out/small/cpu small.jsonl --questions DIR
     python benchmarks/router_evidence.py answer out/large/cpu large.jsonl --questions DIR
-    python benchmarks/router_evidence.py show out/small/cpu small.jsonl large.jsonl --questions DIR
+    python benchmarks/router_evidence.py read out/small/cpu known.jsonl --questions DIR
+    python benchmarks/router_evidence.py show small.jsonl large.jsonl known.jsonl --questions DIR --picture curve.svg
+    python benchmarks/router_evidence.py time out/small/cpu --questions DIR
 
-DIR has `test.jsonl` of GSM8K. To these come arithmetic problems from templates in English, German and Chinese. An
-answer is right if its last number is. `answer` continues where it stopped. `show` reads each prompt with the small
-model, fits routers to parts of the questions, and prints how they order the others.
+DIR has `test.jsonl` of GSM8K. To these come arithmetic problems from templates in English, German and Chinese, and
+short questions of many kinds (router_questions.py). `answer` and `read` continue where they stopped. `show` fits
+routers to parts of the questions, and prints how they order the others; outcomes are the answers, compared with the
+results or executed. With `--recorded FILE`, a table of RouteLLM, the cloud is GPT-4 as recorded there, on GSM8K.
+`time` compares the time to the first token with and without reading the prompt for a router.
 """
 
 # ruff: noqa: E501
@@ -15,23 +19,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import csv
 import json
-import math
 import random
 import re
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from router_questions import Row, checked, varied
 from sklearn.metrics import roc_auc_score
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.fallback_server.bench.svg import Line, picture
 from nearfar.routing.confidence import entropy
 from nearfar.routing.difficulty import score as english
-from nearfar.routing.fitted import FEATURES, feature
-from nearfar.routing.fitting import curve_of, held_out, model
+from nearfar.routing.fitted import answer_features, row_tokens
+from nearfar.routing.fitting import Columns, Example, closed_gap, curve_of, held_out
 
 END = {
     "en": 'Think in short steps. End with the line "Answer: <number>".',
@@ -77,10 +84,11 @@ TEMPLATES = {
 }
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SAID = re.compile(r"(?:Answer|Antwort|答案|ANSWER)\W{0,12}?(-?\$?\s*\d[\d,]*(?:\.\d+)?)")
-AT_ONCE, TOKENS, HELD = 12, 420, 8
+AT_ONCE, TOKENS, SHORT, HELD = 12, 420, 220, 8
+GPT4 = "gpt-4-1106-preview"
 
 
-def questions(folder: Path, reasoning: int = 170, each: int = 28) -> list[dict[str, str]]:
+def questions(folder: Path, reasoning: int = 170, each: int = 28) -> list[Row]:
     """Questions with their results, in an order that does not change."""
     rows = [json.loads(line) for line in (folder / "test.jsonl").open(encoding="utf-8")]
     made = []
@@ -106,17 +114,26 @@ def questions(folder: Path, reasoning: int = 170, each: int = 28) -> list[dict[s
             text = templates[at % 7].format(a=a, b=b, c=c, d=d, e=e)
             row = {"id": f"template-{language}-{at}", "kind": "template", "language": language}
             made.append({**row, "question": text, "truth": str(sums[at % 7])})
+    made += varied()
     random.Random(5).shuffle(made)
     return made
 
 
-def asked(question: dict[str, str]) -> list[dict[str, str]]:
+def long(question: Row) -> bool:
+    """Whether the answer shall be reasoned."""
+    return question["kind"] in ("gsm8k", "template")
+
+
+def asked(question: Row) -> list[dict[str, str]]:
     """The prompt."""
-    return [{"role": "user", "content": f"{question['question']}\n{END[question['language']]}"}]
+    end = f"\n{END[question['language']]}" if long(question) else ""
+    return [{"role": "user", "content": f"{question['question']}{end}"}]
 
 
-def is_right(question: dict[str, str], text: str) -> bool:
-    """Whether the number that a text ends with is the result."""
+def is_right(question: Row, text: str) -> bool:
+    """Whether an answer is right: a reasoned one if the number that it ends with is the result."""
+    if not long(question):
+        return checked(question, text)
     said = SAID.findall(text) or NUMBER.findall(text) or ["none"]
     try:
         return abs(float(re.sub(r"[,$\s]", "", said[-1])) - float(question["truth"])) < 1e-6
@@ -125,119 +142,176 @@ def is_right(question: dict[str, str], text: str) -> bool:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Answers by question."""
+    """Lines of a file by question."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {line["id"]: line for line in map(json.loads, lines)}
 
 
-async def answer(artifact: Path, output: Path, given: list[dict[str, str]]) -> None:
-    """Answer the questions that have no answer yet, greedily."""
+async def work(artifact: Path, output: Path, given: list[Row], *, answers: bool) -> None:
+    """Answer the questions that the file does not have greedily, or write what the model shows about each."""
     known = read(output)
     left = iter([question for question in given if question["id"] not in known])
     engine = await AsyncEngine.load(artifact, context=1024, kv_memory="600MB")
+    tokens = row_tokens(engine.manifest.model.vocab_size)
 
-    async def work() -> None:
+    async def one(question: Row) -> dict[str, Any]:
+        if not answers:
+            shown = await knowledge(engine, asked(question), ask=False, tokens=tokens)
+            return {"knowledge": shown.model_dump()}
+        most = TOKENS if long(question) else SHORT
+        params: Any = {"max_tokens": most, "temperature": 0.0, "logprobs": True, "top_logprobs": 5}
+        choice = (await engine.chat.completions.create(asked(question), **params)).choices[0]
+        content = choice.logprobs.content if choice.logprobs else []
+        first = [[t.logprob, [other.logprob for other in t.top_logprobs]] for t in content[:64]]
+        return {"text": choice.message.content or "", "logprobs": first}
+
+    async def some() -> None:
         for question in left:
-            params: Any = {"max_tokens": TOKENS, "temperature": 0.0, "logprobs": True, "top_logprobs": 5}
-            choice = (await engine.chat.completions.create(asked(question), **params)).choices[0]
-            tokens = choice.logprobs.content if choice.logprobs else []
-            shown = [[t.logprob, [other.logprob for other in t.top_logprobs]] for t in tokens[:64]]
-            line = {"id": question["id"], "text": choice.message.content or "", "logprobs": shown}
+            line = {"id": question["id"], **await one(question)}
             with output.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(some() for _ in range(AT_ONCE)))
     await engine.close()
 
 
-async def read_prompts(artifact: Path, given: list[dict[str, str]]) -> tuple[list[dict[str, Any]], float]:
-    """What the model shows about each prompt, and the time for its own question as a share of reading."""
+async def measure(artifact: Path, given: list[Row], count: int = 40) -> None:
+    """Print the time to the first token of plain answers, and of answers after a look at the prompt."""
     engine = await AsyncEngine.load(artifact, context=1024, kv_memory="600MB")
-    made, reading, asking = [], 0.0, 0.0
-    for question in given:
-        engine.core.scheduler.table.forget()
-        began = time.perf_counter()
-        plain = await knowledge(engine, asked(question), ask=False)
-        middle = time.perf_counter()
-        whole = await knowledge(engine, asked(question))
-        reading, asking = reading + middle - began, asking + time.perf_counter() - middle
-        made.append({**plain.model_dump(), "sure": whole.sure})
+    tokens = row_tokens(engine.manifest.model.vocab_size)
+    ratios = []
+    for at, question in enumerate(given[:count]):
+        seconds = {}
+        for looks in (at % 2 == 0, at % 2 == 1):
+            engine.core.scheduler.table.forget()
+            began = time.perf_counter()
+            if looks:
+                await knowledge(engine, asked(question), ask=False, tokens=tokens)
+            await engine.chat.completions.create(asked(question), max_tokens=1, temperature=0.0)
+            seconds[looks] = time.perf_counter() - began
+        ratios.append(seconds[True] / seconds[False])
     await engine.close()
-    return made, asking / reading
+    print(f"time to the first token with a look, over without: median {statistics.median(ratios):.3f}")
 
 
-def held(line: dict[str, Any]) -> list[float]:
-    """What the first tokens of an answer show: log-probability and entropy, mean and extreme."""
-    first = line["logprobs"][:HELD]
-    logprobs, entropies = [each[0] for each in first], [entropy(each[1]) for each in first]
-    return [float(np.mean(logprobs)), min(logprobs), float(np.mean(entropies)), max(entropies)]
-
-
-def show(small: dict[str, Any], large: dict[str, Any], given: list[dict[str, str]], told: list[Any]) -> None:
-    """Print a line for each way to order prompts; the outcomes are the answers, never the features."""
-    device = np.array([is_right(q, small[q["id"]]["text"]) for q in given], float)
-    cloud = np.array([is_right(q, large[q["id"]]["text"]) for q in given], float)
-    gains, fails = cloud > device, device == 0
-    of = {key: np.array([q[key] for q in given]) for key in ("kind", "language")}
-    table = np.array([[feature(one, name) or 0.0 for name in FEATURES] for one in told])
-    later = np.array([held(small[q["id"]]) for q in given])
-    both = np.hstack([table, later])
-    print(
-        f"{len(given)} questions; device {device.mean():.3f}, cloud {cloud.mean():.3f}, gains {gains.mean():.3f}"
-    )
-    print(f"{'':26}  gains  GSM8K  templ.  {'en':>5} {'de':>6} {'zh':>6}  APGR   20 %   50 %   80 %   fails")
-    orders = {
-        "prompt's length": table[:, 0],
-        'today\'s "english" score': np.array([english(asked(q)[0]["content"]) for q in given]),
-        f"low logprob, {HELD} tokens": -later[:, 0],
-        f"high entropy, {HELD} tokens": later[:, 3],
-        "fitted: prompt": held_out(table, gains),
-        "fitted: prompt, not asked": held_out(table[:, :-1], gains),
-        f"fitted: prompt, {HELD} tokens": held_out(both, gains),
-    }
-    for name, scores in orders.items():
-        parts = [of["kind"] == "gsm8k", of["kind"] == "template", *(of["language"] == x for x in TEMPLATES)]
-        aurocs = [roc_auc_score(gains[part], scores[part]) for part in (gains == gains, *parts)]
-        curve = curve_of(scores, list(device), list(cloud))
-        low, high = curve[0].quality, curve[-1].quality
-        closed = [(point.quality - low) / (high - low) for point in curve]
-        row = [*aurocs, float(np.mean(closed)), closed[4], closed[10], closed[16]]
-        # The same way, fitted to "the device fails", which is what decides where the cloud is always right.
-        own = (
-            held_out({"fitted: prompt": table}.get(name, both), fails)
-            if name.startswith("fitted")
-            else scores
+def examples_of(
+    small: dict[str, Any], right: dict[str, bool], known: dict[str, Any], given: list[Row]
+) -> list[Example]:
+    """The questions as examples for a fit."""
+    made = []
+    for question in given:
+        line = small[question["id"]]
+        first = tuple((logprob, entropy(top)) for logprob, top in line["logprobs"][:HELD])
+        device = float(is_right(question, line["text"]))
+        made.append(
+            Example(known[question["id"]]["knowledge"], device, float(right[question["id"]]), "", "", first)
         )
-        print(f"{name:26}  " + "  ".join(f"{x:5.2f}" for x in row) + f"  {roc_auc_score(fails, own):5.2f}")
-    for train, test in (("gsm8k", "template"), ("template", "gsm8k")):
-        scores = _trained_on(both, gains, of["kind"] == train)
-        part = of["kind"] == test
-        print(f"fitted to {train}, asked {test}: AUROC {roc_auc_score(gains[part], scores[part]):.2f}")
+    return made
 
 
-def _trained_on(table: Any, gains: Any, part: Any) -> Any:
-    mean, scale, weights, _ = model(table[part], gains[part])
-    return ((table - mean) / scale) @ weights
+def show(examples: list[Example], given: list[Row]) -> dict[str, Any]:
+    """Print a line for each way to order prompts. Returns the curves."""
+    device, cloud = (np.array([getattr(each, name) for each in examples]) for name in ("device", "cloud"))
+    gains, fails = cloud > device, device == 0
+    first = [answer_features(each.first) for each in examples]
+    print(
+        f"\n{len(given)} questions; device {device.mean():.3f}, cloud {cloud.mean():.3f}, gains {gains.mean():.3f}"
+    )
+    print(f"{'':22}  gains  {'en':>5} {'de':>6} {'zh':>6}   APGR   20 %   50 %   80 %  fails")
+    prompt, answer = Columns.of(examples, None, False), Columns.of(examples, HELD, False)
+    fitted = {
+        "fitted: prompt": prompt,
+        f"fitted: {HELD} tokens": answer,
+        "fitted: probe": Columns.of(examples, None, True),
+        f"fitted: probe, {HELD} tokens": Columns.of(examples, HELD, True),
+    }
+    orders = {
+        "length": prompt.table[:, 0],
+        '"english"': np.array([english(asked(q)[0]["content"]) for q in given]),
+        f"low logprob, {HELD}": -np.array([each["mean_logprob"] or 0.0 for each in first]),
+        f"high entropy, {HELD}": np.array([each["highest_entropy"] or 0.0 for each in first]),
+        **{name: held_out(columns, gains) for name, columns in fitted.items()},
+    }
+    languages = [np.array([q["language"] == name for q in given]) for name in END]
+    curves = {}
+    for name, scores in orders.items():
+        parts = [gains == gains, *(part for part in languages)]
+        several = [_auroc(gains[part], scores[part]) for part in parts]
+        curve = curves[name] = curve_of(scores, examples)
+        low, high = curve[0].quality, curve[-1].quality
+        closed = [(curve[at].quality - low) / (high - low) for at in (4, 10, 16)]
+        # The same way, fitted to "the device fails", which is what counts where the cloud is always right.
+        own = held_out(fitted[name], fails) if name in fitted else scores
+        row = [*several, closed_gap(curve), *closed, _auroc(fails, own)]
+        print(f"{name:22}  " + "  ".join(f"{x:5.2f}" for x in row))
+    kinds = np.array([q["kind"].split("-")[0] for q in given])
+    for name, columns in fitted.items() if len(set(kinds.tolist())) > 1 else ():
+        scores = np.zeros(len(given))
+        for kind in set(kinds.tolist()):
+            scores[kinds == kind] = columns[kinds == kind].scores(
+                columns[kinds != kind].fit(gains[kinds != kind])
+            )
+        within = [_auroc(gains[kinds == kind], scores[kinds == kind]) for kind in sorted(set(kinds.tolist()))]
+        print(f"{name}, on kinds that it never saw: {np.nanmean(within):.2f} (mean of the AUROC within each)")
+    return curves
+
+
+def _auroc(truth: Any, scores: Any) -> float:
+    return float(roc_auc_score(truth, scores)) if 0 < truth.sum() < len(truth) else float("nan")
+
+
+def draw(curves: dict[str, Any], path: Path) -> None:
+    """Draw the quality by the cloud's share."""
+    names = {
+        "random": None,
+        "length": "length",
+        "fitted: 8 tokens": f"fitted: {HELD} tokens",
+        "fitted: probe": "fitted: probe",
+    }
+    lines = []
+    for name, key in names.items():
+        curve = curves[key or "length"]
+        points = curve if key else (curve[0], curve[-1])
+        lines.append(
+            Line(name, tuple((point.share, point.quality) for point in points), dots=key is not None)
+        )
+    path.write_text(
+        picture("Quality by share of the cloud", "share to the cloud", "right answers", lines),
+        encoding="utf-8",
+    )
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", choices=("answer", "show"))
-    parser.add_argument("artifact", type=Path)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("what", choices=("answer", "read", "show", "time"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--questions", type=Path, required=True)
+    parser.add_argument("--recorded", type=Path)
+    parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     every = questions(given.questions)
-    if given.what == "answer":
-        asyncio.run(answer(given.artifact, given.files[0], every))
+    if given.what in ("answer", "read"):
+        asyncio.run(work(given.files[0], given.files[1], every, answers=given.what == "answer"))
         return
-    small, large = map(read, given.files)
-    every = [q for q in every if q["id"] in small and q["id"] in large]
-    told, share = asyncio.run(read_prompts(given.artifact, every))
-    print(f"the model's own question takes {share:.0%} of the time of reading the prompt")
-    assert math.isfinite(share)
-    show(small, large, every, told)
+    if given.what == "time":
+        asyncio.run(measure(given.files[0], every))
+        return
+    small, large, known = map(read, given.files)
+    every = [q for q in every if q["id"] in small and q["id"] in known]
+    if given.recorded:
+        with given.recorded.open(encoding="utf-8") as file:
+            told = {f"gsm8k-{at}": row[GPT4] == "True" for at, row in enumerate(csv.DictReader(file))}
+        asked_there = [q for q in every if q["id"] in told]
+        show(examples_of(small, told, known, asked_there), asked_there)
+        return
+    every = [q for q in every if q["id"] in large]
+    right = {q["id"]: is_right(q, large[q["id"]]["text"]) for q in every}
+    several = [q for q in every if not long(q)]
+    show(examples_of(small, right, known, every), every)
+    curves = show(examples_of(small, right, known, several), several)
+    if given.picture:
+        draw(curves, given.picture)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def pair_of(checkpoint: str, adapter: str | None) -> Pair:
     """
     alone = adapter_at(checkpoint)
     if alone is not None and adapter is not None:
-        raise CheckpointError(f"{checkpoint} is an adapter itself: name its model beside --adapter {adapter}")
+        raise CheckpointError(
+            f"{checkpoint} is an adapter itself: give the model it adapts, and --adapter {adapter}"
+        )
     if adapter is not None:
         if (told := no_path(adapter)) is not None:
             raise CheckpointError(told)

@@ -1,4 +1,4 @@
-"""Writes the bundle files of an artifact (nearfar.format.packs), once all other files are there."""
+"""Writes the bundle files of an artifact (nearfar.format.bundle_files), once all other files are there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from nearfar.format.bundle_files import bundle, files_of
 from nearfar.format.manifest import File, Pack, Program
-from nearfar.format.packs import files_of, packed
 
 
 def write_bundle_files(
@@ -23,7 +23,7 @@ def _write(root: Path, name: str, program: str | None, files: Iterable[str]) -> 
     # The names do not end in .gz or .zz: servers give files of that name a Content-Encoding, and browsers
     # unpack them.
     file = f"packs/{name}.bin"
-    bundle = packed({path: (root / path).read_bytes() for path in files})
+    content = bundle({path: (root / path).read_bytes() for path in files})
     (root / "packs").mkdir(exist_ok=True)
-    (root / file).write_bytes(bundle)
-    return Pack(file, len(bundle), hashlib.sha256(bundle).hexdigest(), program)
+    (root / file).write_bytes(content)
+    return Pack(file, len(content), hashlib.sha256(content).hexdigest(), program)

@@ -30,7 +30,7 @@ class BuildOptions:
     a hub id. `out`: a folder that gets one sub-directory a target.
 
     `quant`, `group_size`: None means QUANT and GROUP_SIZE, or those of a quantized checkpoint. `requantize`:
-    what a quantized checkpoint is quantized to anew, instead of keeping its codes. `export_function` (mlx):
+    what a quantized checkpoint is quantized to again, instead of keeping its codes. `export_function` (mlx):
     also write the step as a function that needs no model code. `context`: the most positions. `buckets`: the
     numbers of rows that a step can have, None for the target's defaults; fewer make the artifact smaller and
     slower. `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host".

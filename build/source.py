@@ -216,7 +216,7 @@ def _scheme(options: BuildOptions, packed: Packed | None) -> tuple[Scheme, froze
         raise BuildError(
             f"{options.checkpoint} is quantized already ({packed.name}: {scheme.name}, group "
             f"{scheme.group_size}) and --quant asks for {asked.name}, group {asked.group_size}: leave "
-            "--quant and --group-size out to keep its weights as they are, quantize them anew with "
+            "--quant and --group-size out to keep its weights as they are, quantize them again with "
             f"--requantize {asked.name}, or build from the checkpoint that it was made from"
         )
     return scheme, frozenset(name for name, found in packed.tensors.items() if found is not None)

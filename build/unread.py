@@ -75,6 +75,6 @@ def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 def _refused(config: ConfigReader, model_type: str, key: str, value: object) -> CheckpointError:
     return config.error(
         f"{config.within}{key} is {show(value)}, which nearfar's {model_type} does not compute: its answers "
-        "would not be those of the model. Remove the key if it means nothing in this checkpoint; if it does, "
+        "would differ from the model's. Remove the key if it means nothing in this checkpoint; if it does, "
         f"it needs step/models/{model_type}.py (docs/adding-a-model.md)"
     )

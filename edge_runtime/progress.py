@@ -68,7 +68,7 @@ Tell = Callable[[Progress], None]
 
 
 class Teller:
-    """Calls a Tell. After an exception it is not called again: a broken display is no reason to fail a
+    """Calls a Tell. After an exception it is not called again: a broken display is not a reason to fail a
     request.
     """
 

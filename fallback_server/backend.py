@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.format.sampling import NOTHING, SamplingDefaults
@@ -94,14 +95,6 @@ class EmbedRequest:
     priority: int = 0
     salt: str = ""
     late: float = 0.0
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """A token and its log-probability."""
-
-    token: int
-    logprob: float
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ async def score_by_prompts(backend: Backend, request: ScoreRequest) -> LabelScor
     the others find the prompt in the cache.
     """
     if not request.labels or not all(request.labels):
-        raise RequestError("labels must be at least one, and none of them empty", "labels")
+        raise RequestError("labels: give at least one, and no empty one", "labels")
     labels = list(dict.fromkeys(request.labels))
     found = {labels[0]: await _scored(backend, request, 0, labels[0])}
     waiting = iter(list(enumerate(labels))[1:])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from nearfar.format import packs
+from nearfar.format import bundle_files
 from nearfar.format.buffers import buffers
 from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
@@ -42,7 +42,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
     if not found_step:
         yield from _buffers(manifest)
     yield from _files(manifest)
-    yield from packs.problems(manifest)
+    yield from bundle_files.problems(manifest)
     names = [program.name for program in manifest.programs]
     if len(set(names)) < len(names):
         yield f"programs have the same name: {', '.join(names)}"
@@ -138,7 +138,7 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
     for name, frequencies in named:
         tensor = tensors.get(str(frequencies))
         if tensor is None:
-            yield f"ropes.{name}.inv_freq is {str(frequencies)[:80]!r}, which is no tensor of the weights"
+            yield f"ropes.{name}.inv_freq is {str(frequencies)[:80]!r}, which is not a tensor of the weights"
         elif tensor.dtype != "float32" or tensor.shape not in [(half,) for half in halves]:
             yield (
                 f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, "

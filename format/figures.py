@@ -104,5 +104,5 @@ def parse(content: str, where: str) -> dict[str, Figures]:
             f"{where} holds no figures of kernels ({error}). Build the artifact again"
         ) from error
     if wrong:
-        raise ArtifactError(f"{where}: {wrong[0][:80]} is no number. Build the artifact again")
+        raise ArtifactError(f"{where}: {wrong[0][:80]} is not a number. Build the artifact again")
     return found

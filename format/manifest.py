@@ -346,7 +346,9 @@ class TokenizerFiles:
 
 @dataclass(frozen=True)
 class Pack(File):
-    """A bundle file: several small files of `program`, or of the tokenizer, in one (format/packs.py)."""
+    """A bundle file: several small files of `program`, or of the tokenizer, in one
+    (format/bundle_files.py).
+    """
 
     program: str | None = None
 

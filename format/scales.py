@@ -65,12 +65,14 @@ PAIRS = Scales()
 """A float16 scale and a float16 offset for each group: the layout of MLX."""
 SYMMETRIC = Scales(offsets=False)
 """A float16 scale for each group: Q4_0, Q5_0, Q8_0, symmetric GPTQ and compressed-tensors."""
+ONE_LEVEL = (PAIRS, SYMMETRIC)
+"""The ways without superblocks."""
 OF_GGUF = {
     "Q2_K": Scales(4, True, 256), "Q3_K": Scales(6, False, 256), "Q4_K": Scales(6, True, 256),
     "Q5_K": Scales(6, True, 256), "Q6_K": Scales(8, False, 256),
 }  # fmt: skip
 """Two levels, by the names of GGUF's types."""
-ALL = (PAIRS, SYMMETRIC, *dict.fromkeys(OF_GGUF.values()))
+ALL = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()))
 """All ways of storing scales."""
 
 

@@ -12,12 +12,12 @@ Bundles = dict[str, tuple[str, ...]]
 """For each bundle's tensor, by name, the parameters whose values it holds, end to end."""
 
 
-def bundles(step: Step, *, rounds: bool) -> Bundles:
+def bundles(step: Step, *, rounds_keys: bool) -> Bundles:
     """The bundles of a step: for each projection to q, k and v the norm before it, its bias and the norms of
     heads (jobs.Project).
 
-    If programs round keys (`rounds`), a second bundle adds the rounding weights. A projection with at most
-    one such vector needs no bundle.
+    If programs round keys (`rounds_keys`), a second bundle adds the rounding weights. A projection with at
+    most one such vector needs no bundle.
     """
     made = {op.out: op for op in step.ops}
     found: Bundles = {}
@@ -30,6 +30,6 @@ def bundles(step: Step, *, rounds: bool) -> Bundles:
         held = tuple(name for name in (before, linear.bias, op.q_norm, op.k_norm) if name is not None)
         if len(held) > 1:
             found[f"{linear.weight}.vectors"] = held
-        if held and rounds and op.append:
+        if held and rounds_keys and op.append:
             found[f"{linear.weight}.rounding"] = (*held, rounding(op.cache))
     return found

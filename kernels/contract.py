@@ -68,10 +68,10 @@ class Packing(Protocol):
         """
         ...
 
-    def bundles(self, step: Step, *, rounds: bool) -> Bundles:
+    def bundles(self, step: Step, *, rounds_keys: bool) -> Bundles:
         """The tensors that hold several vectors of the step, for kernels that read them joined.
 
-        `rounds`: include those for programs that round keys (nearfar.format.kv.rounding).
+        `rounds_keys`: include those for programs that round keys (nearfar.format.kv.rounding).
         """
         ...
 

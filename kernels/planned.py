@@ -50,8 +50,8 @@ class Planned:
     variants: Callable[[Asked], tuple[Variant, ...]]
     tvm_target: dict[str, Any]
     emit: Emit
-    rounds: Callable[[Matrix], bool] = lambda matrix: False
-    """Whether programs with int8 products round the rows that `matrix` multiplies."""
+    int8_products: Callable[[Matrix], bool] = lambda matrix: False
+    """Whether programs with int8 products multiply the matrix in int8, so that they round its inputs."""
     buckets: Buckets = field(default_factory=Buckets)
     """The rows that a step can have by default."""
     bundled: bool = False

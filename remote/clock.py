@@ -66,7 +66,7 @@ class Clock:
             self._timer = None
 
     def _arm(self) -> None:
-        """Set the timer unless it is set: one that rings too early is set anew then."""
+        """Set the timer unless it is set: one that rings too early is set again then."""
         if self._timer is None or self._timer.when() > self._since + self._left:
             self.close()
             self._timer = self._loop.call_at(self._since + self._left, self._ring)

@@ -72,7 +72,7 @@ class RemoteError(NearfarError):
 
 class FewerAnswersError(RemoteError):
     """The server completed some answers of a call and gave nothing of the others: it does not support `n`
-    (Ollama and transformers serve do not). This is no failure of the server.
+    (Ollama and transformers serve do not). This is not a failure of the server.
     """
 
     def __init__(self, where: str, asked: int, missing: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ def event_error(where: str, error: object) -> RemoteError | RefusedError:
     """Make the error for an error event of a stream. An event with a status (vLLM's `code`) means the same as
     the status.
 
-    A request that turns out to be wrong during the answer (OpenAI's `type`) is no fault of the server, and
+    A request that turns out to be wrong during the answer (OpenAI's `type`) is not a fault of the server, and
     wrong everywhere.
     """
     fields = error if isinstance(error, dict) else {}

@@ -19,7 +19,7 @@ class Place:
 
 def listed_paths(record: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Place]:
     """Return the wanted paths that a description lists for POST, with or without their version. Raises
-    ShapeError for what is no description.
+    ShapeError for what is not a description.
     """
     paths = record.get("paths")
     if not isinstance(paths, dict):

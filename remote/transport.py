@@ -22,7 +22,7 @@ def fast_transport(verify: bool = True) -> httpx.AsyncBaseTransport | None:
 
     @contextmanager
     def mapped() -> Iterator[None]:
-        """Convert aiohttp's errors that httpx-aiohttp leaves: answers that are no HTTP; and connections that
+        """Convert aiohttp's errors that httpx-aiohttp leaves: answers that are not HTTP; and connections that
         fail, which httpx-aiohttp 0.2 takes for connections that took too long.
         """
         try:

@@ -42,7 +42,7 @@ class Threshold:
     def restored(
         cls, data: Mapping[str, Any], share: float, start: float, options: CalibrationOptions | None = None
     ) -> Threshold:
-        """Restore from a kept state. Another share counts its steps anew, from the threshold that was
+        """Restore from a kept state. Another share counts its steps again, from the threshold that was
         reached.
         """
         value = float(data.get("threshold", start))

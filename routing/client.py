@@ -22,7 +22,7 @@ from nearfar.routing.device import EngineDevice
 from nearfar.routing.difficulty import score
 from nearfar.routing.endpoint import Endpoint, EndpointSide
 from nearfar.routing.fitted import FittedRouter
-from nearfar.routing.policy import Policy
+from nearfar.routing.policy import RECORD, Policy
 from nearfar.routing.request import hints_of
 from nearfar.routing.router import Device, Router
 from nearfar.routing.run import Run
@@ -30,7 +30,6 @@ from nearfar.routing.shapes import ChatCompletion, ChatCompletionChunk, UsagePie
 
 Messages = Seq[Mapping[str, Any]]
 ENGLISH: Literal["english"] = "english"
-RECORD: Literal["record"] = "record"
 
 
 class AsyncHybridClient:
@@ -40,11 +39,9 @@ class AsyncHybridClient:
     Endpoint). `cloud`: any OpenAI-compatible URL, or an Endpoint with its key, model and prices. One of them
     may be missing. `difficulty`: a function that scores a prompt in [0, 1]; hard prompts go to the cloud.
     "english" is the package's own model, which knows only English and only surface features of a prompt. With
-    None, no prompt goes to the cloud for its difficulty. `router`: a file that `nearfar route fit` made,
-    instead of `difficulty`: it looks at what the device's model shows about the prompt, and brings its
-    threshold; "record" decides as without one, and records what the model shows, to fit one later. `state`: a
-    JSON file that keeps costs, the calibrated threshold and speeds; marks of private texts are kept in
-    FILE.private. `records`: a JSONL file for decision records.
+    None, no prompt goes to the cloud for its difficulty; Policy(router=FILE) decides by a fitted router
+    instead. `state`: a JSON file that keeps costs, the calibrated threshold and speeds; marks of private
+    texts are kept in FILE.private. `records`: a JSONL file for decision records.
     """
 
     def __init__(
@@ -54,7 +51,6 @@ class AsyncHybridClient:
         cloud: Endpoint | str | None = None,
         policy: Policy | None = None,
         difficulty: Callable[[str], float] | Literal["english"] | None = None,
-        router: str | Path | None = None,
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
@@ -67,7 +63,8 @@ class AsyncHybridClient:
             raise RequestError("give the client a device, a cloud, or both", "device")
         self.router = Router(
             _device(device, policy), None if cloud is None else _cloud(cloud, policy), policy,
-            _scorer(difficulty), _path(state), _path(records), fitted=_fitted(router, difficulty, device),
+            _scorer(difficulty), _path(state), _path(records),
+            fitted=_fitted(policy.router, difficulty, device),
         )  # fmt: skip
         self.chat = _AsyncChat(self.router)
 
@@ -136,7 +133,6 @@ class HybridClient:
         cloud: Endpoint | str | None = None,
         policy: Policy | None = None,
         difficulty: Callable[[str], float] | Literal["english"] | None = None,
-        router: str | Path | None = None,
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
@@ -151,7 +147,6 @@ class HybridClient:
                 cloud=cloud,
                 policy=policy,
                 difficulty=difficulty,
-                router=router,
                 state=state,
                 records=records,
             )
@@ -323,18 +318,20 @@ def _scorer(given: Callable[[str], float] | Literal["english"] | None) -> Callab
 
 
 def _fitted(
-    router: str | Path | None, difficulty: object, device: object
+    router: Mapping[str, Any] | Path | str | None, difficulty: object, device: object
 ) -> FittedRouter | Literal["record"] | None:
     """Load a fitted router. RequestError beside `difficulty`, or without a model on this device."""
     if router is None:
         return None
     if difficulty is not None:
-        raise RequestError("give one of router and difficulty", "router")
+        raise RequestError("give one of Policy(router=…) and difficulty", "router")
     address = isinstance(device, str) and device.startswith(("http://", "https://"))
     if device is None or isinstance(device, Endpoint) or address:
         raise RequestError(
             "a router looks at the device's own model: give an artifact or an Engine", "router"
         )
+    if isinstance(router, Mapping):
+        return FittedRouter.parse(dict(router))
     return RECORD if router == RECORD else FittedRouter.load(Path(router).expanduser())
 
 

@@ -6,11 +6,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from nearfar.routing.policy import MonitorOptions
 from nearfar.routing.types import Reason
+
+FIRST_TOKENS = 16
+"""The most first tokens of an answer that are kept for a fitted router."""
+
+First = tuple[float, float]
+"""A token of an answer's beginning: its log-probability, and the entropy of the likeliest tokens there."""
+
+Doubt = Callable[[Seq[First], bool], Reason | None]
+"""Why the cloud should answer instead, from the first tokens, and whether the answer has ended with them."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +46,18 @@ def entropy(top: Seq[float]) -> float:
 
 class Monitor:
     """Watches the tokens of one answer, in order. `lowest_logprob` and `highest_entropy` are for
-    calibration.
+    calibration, `first` are the first tokens that had both figures. `doubt`: a fitted router's judgement of
+    them, asked after each.
     """
 
-    def __init__(self, options: MonitorOptions | None = None) -> None:
+    def __init__(
+        self,
+        options: MonitorOptions | None = None,
+        doubt: Doubt | None = None,
+    ) -> None:
         self._options = options or MonitorOptions()
+        self._doubt = doubt
+        self.first: list[First] = []
         self._logprobs: deque[float] = deque(maxlen=self._options.window)
         self._entropies: deque[float] = deque(maxlen=self._options.window)
         self._texts: deque[str] = deque(maxlen=self._options.period)
@@ -61,9 +78,21 @@ class Monitor:
         if token.top:
             self._entropies.append(entropy(token.top))
         period = self._repeat(token.text)
+        if (doubtful := self._doubtful(token)) is not None:
+            return doubtful
         if self._count < self._options.min_tokens:
             return None
         return self._low_logprob() or self._high_entropy() or period
+
+    def _doubtful(self, token: Token) -> Reason | None:
+        if token.logprob is None or not token.top or self._count > FIRST_TOKENS:
+            return None
+        self.first.append((self._logprobs[-1], self._entropies[-1]))
+        return self._doubt(self.first, False) if self._doubt is not None else None
+
+    def end(self) -> Reason | None:
+        """Judge an answer that has ended before its router had enough tokens; None: the answer may stay."""
+        return self._doubt(self.first, True) if self._doubt is not None else None
 
     def _low_logprob(self) -> Reason | None:
         if not self._logprobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,11 +18,11 @@ from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools
-from nearfar.edge_runtime.snapshots.record import origin
 from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.edge_runtime.tools.asking import offered
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.errors import DeviceError, NearfarError, RequestError
+from nearfar.routing.fitted import row_tokens
 from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import UsagePiece
 from nearfar.routing.sides import Call, SideError, Size
@@ -48,7 +49,9 @@ CLOSING_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Told:
-    """What a model shows about a prompt (Knowledge, as a dictionary), its name, and its artifact's digest."""
+    """What a model shows about a prompt (Knowledge, as a dictionary), its name, and what a router for it is
+    tied to (`artifact_of`).
+    """
 
     knowledge: Mapping[str, Any]
     model: str
@@ -59,7 +62,7 @@ class EngineDevice:
     """An engine, or the artifact that is loaded as one when it is first needed.
 
     A missing artifact raises ArtifactError. A device that lacks what the artifact needs counts as
-    unavailable, which is no error.
+    unavailable, which is not an error.
     """
 
     def __init__(self, source: AsyncEngine | str | Path, timeouts: Timeouts) -> None:
@@ -108,22 +111,29 @@ class EngineDevice:
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)
 
     async def knowledge(
-        self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], ask: bool
+        self,
+        messages: tuple[Mapping[str, Any], ...],
+        params: Mapping[str, Any],
+        ask: bool,
+        tokens: Seq[int] | None,
     ) -> Told | None:
         """Return what the model shows about a prompt; its pages stay in the cache for the answer. None where
         there is no engine, where the prompt does not fit, and for prompts with tools. `ask`: also ask the
-        model whether it can answer.
+        model whether it can answer. `tokens`: those that show the last hidden row; None: as for records.
         """
         engine = await self.open()
         if engine is None or not engine.codec.has_template or params.get("tools"):
             return None
         variables = template_variables(cast(ChatParams, params))
         try:
-            made = await knowledge(engine, messages, ask=ask, variables=variables)
-        except NearfarError:  # the decision's own checks tell why, if it matters
+            async with asyncio.timeout(self._timeouts.device_first_token):
+                made = await knowledge(
+                    engine, messages, ask=ask, variables=variables,
+                    tokens=row_tokens(engine.manifest.model.vocab_size) if tokens is None else tokens,
+                )  # fmt: skip
+        except (NearfarError, TimeoutError):  # the decision's own checks and the answer tell why
             return None
-        made_for = origin(engine.manifest, engine.context)
-        return Told(made.model_dump(), engine.manifest.model.name, made_for.fingerprint)
+        return Told(made.model_dump(), engine.manifest.model.name, artifact_of(engine))
 
     async def state(self) -> DeviceState:
         """Return the device's present state. `queue_seconds` is the time for the prompts of other
@@ -196,6 +206,14 @@ class EngineDevice:
         for stats in chunk.timings or ():
             self.speeds.prefill(stats.prompt_tokens - stats.cached_tokens, stats.prefill)
             self.speeds.decode(stats.completion_tokens - 1, stats.decode)
+
+
+def artifact_of(engine: AsyncEngine) -> str:
+    """What a fitted router is tied to: the checkpoint's SHA-256 and the quantization scheme, which are the
+    same for every target.
+    """
+    manifest = engine.manifest
+    return f"{manifest.provenance.get('checkpoint_sha256', '')}/{manifest.quantization.scheme}"
 
 
 def _piece(chunk: ChatCompletionChunk) -> UsagePiece:

@@ -50,7 +50,7 @@ class Endpoint:
     cache_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        """Check the fields. Raises RequestError for an invalid address, and for a key that is no string."""
+        """Check the fields. Raises RequestError for an invalid address or a key that is not a string."""
         parts = urlsplit(self.url) if isinstance(self.url, str) else None
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
             raise RequestError(
@@ -119,7 +119,7 @@ class EndpointSide:
         """Why the server is not proven to compute here. None where it proves now that it runs on this machine
         as this user, and says that it computes the model itself.
 
-        An address of this machine is no proof: an ssh tunnel, a container's published port and a proxy have
+        An address of this machine is not proof: an ssh tunnel, a container's published port and a proxy have
         one, too.
         """
         nonce = secrets.token_hex(NONCE_BYTES)

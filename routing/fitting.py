@@ -1,12 +1,12 @@
-"""Fits a router to examples: prompts with what the device's model showed about them, and how well each side
-answered. scikit-learn is needed for fitting only.
+"""Fits a router to examples: prompts with what the device's model showed about them and about the first
+tokens of its answers, and how well each side answered. scikit-learn is needed for fitting only.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +14,102 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.errors import RequestError
-from nearfar.routing.fitted import FEATURES, FittedRouter, Point, feature
+from nearfar.routing.confidence import First
+from nearfar.routing.fitted import (
+    ANSWER_FEATURES,
+    PROMPT_FEATURES,
+    FittedRouter,
+    Point,
+    Probe,
+    Regression,
+    answer_features,
+    prompt_features,
+)
 
 FOLDS, ROUNDS = 5, 5
 LEAST = 40
 """The fewest examples that are fitted; with fewer, the curve says nothing."""
 STRENGTH = 0.3
 """Inverse of the L2 penalty: few examples, correlated features."""
+HELD = 8
+"""Tokens of an answer that are looked at before it is shown, if the caller does not say."""
+DIRECTIONS, PROBE_STRENGTH = 30, 0.03
+"""Main directions of the last hidden row that a probe weighs, and the inverse of the L2 penalty then."""
+STEPS = 20
+"""Points of a curve after the first one."""
+PARTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Parts of the cloud's share that may be chosen before the first token; the rest is chosen after it."""
+WORTH = 0.01
+"""The gain in the mean of a curve, as a part of the gap, for which answers are begun and given up."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
+class Prices:
+    """The cloud's prices per million tokens of prompts and of answers."""
+
+    price_in: float
+    price_out: float
+
+
+@dataclass(frozen=True)
 class Example:
-    """What the device's model showed about a prompt, and the quality of each side's answer, in [0, 1]."""
+    """What the device's model showed about a prompt, and the quality of each side's answer, in [0, 1].
+
+    `first`: the first tokens of the device's answer, or none. `cost`: the cloud's price of the request; None
+    if it is unknown.
+    """
 
     knowledge: dict[str, Any]
     device: float
     cloud: float
     model: str
     artifact: str
+    first: tuple[First, ...] = ()
+    cost: float | None = None
 
 
-def read_examples(records: Path, outcomes: Path | None) -> list[Example]:
+def read_examples(records: Path, outcomes: Path | None, prices: Prices | None = None) -> list[Example]:
     """Read decision records with outcomes. `outcomes`: lines of {"id", "device_quality", "cloud_quality"},
-    where the records do not have these fields themselves. Raises RequestError for other lines.
+    where the records do not have these fields themselves. `prices`: instead of those in the records. Raises
+    RequestError for other lines.
     """
     known = {} if outcomes is None else {line["id"]: line for line in _lines(outcomes, ("id",))}
-    made, artifacts = [], set()
+    made = []
     for line in _lines(records, ()):
         line = {**line, **known.get(line.get("id"), {})}
-        if (
-            line.get("knowledge") is None
-            or line.get("device_quality") is None
-            or line.get("cloud_quality") is None
-        ):
+        if any(line.get(name) is None for name in ("knowledge", "device_quality", "cloud_quality")):
             continue
-        told = line["knowledge"]
-        qualities = [float(line[name]) for name in ("device_quality", "cloud_quality")]
-        if not all(0 <= each <= 1 for each in qualities):
-            raise RequestError(f"{records}: a quality must be from 0 to 1, not {qualities}", "records")
-        artifacts.add(line.get("artifact", ""))
-        made.append(
-            Example(told, qualities[0], qualities[1], line.get("model", ""), line.get("artifact", ""))
-        )
-    if len(artifacts) > 1:
-        raise RequestError(
-            f"{records} has records of {len(artifacts)} artifacts: fit each by itself", "records"
-        )
+        device, cloud = float(line["device_quality"]), float(line["cloud_quality"])
+        if not 0 <= min(device, cloud) <= max(device, cloud) <= 1:
+            raise RequestError(
+                f"{records}: a quality must be from 0 to 1, not {device:g} and {cloud:g}", "records"
+            )
+        if "top" not in line["knowledge"]:
+            raise RequestError(
+                f"{records} was recorded by an earlier nearfar: record again with Policy(router='record')",
+                "records",
+            )
+        outcome = line.get("outcome") or {}
+        first = tuple((float(a), float(b)) for a, b in outcome.get("first_tokens") or ())
+        model, artifact = line.get("model", ""), line.get("artifact", "")
+        made.append(Example(line["knowledge"], device, cloud, model, artifact, first, _cost(line, prices)))
+    if (several := len({each.artifact for each in made})) > 1:
+        raise RequestError(f"{records} has records of {several} artifacts: fit each by itself", "records")
     return made
+
+
+def _cost(line: dict[str, Any], prices: Prices | None) -> float | None:
+    """The price of a recorded request in the cloud, whoever answered it: the length of an answer is taken
+    from the side that gave it.
+    """
+    outcome, cloud = line.get("outcome") or {}, line.get("cloud") or {}
+    prices = prices or Prices(cloud.get("price_in", 0), cloud.get("price_out", 0))
+    tokens = outcome.get("prompt_tokens"), outcome.get("completion_tokens")
+    if tokens[0] is None or tokens[1] is None or not (prices.price_in or prices.price_out):
+        return None
+    return float(tokens[0] * prices.price_in + tokens[1] * prices.price_out) / 1e6
 
 
 def _lines(path: Path, needed: Seq[str]) -> list[dict[str, Any]]:
@@ -71,15 +118,18 @@ def _lines(path: Path, needed: Seq[str]) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
             if not isinstance(line, dict) or any(name not in line for name in needed):
-                raise ValueError(f"it is no object with {', '.join(needed) or 'fields'}")
+                raise ValueError(f"it is not an object with {', '.join(needed) or 'fields'}")
         except ValueError as error:
             raise RequestError(f"{path}, line {number}: {error}", "records") from error
         made.append(line)
     return made
 
 
-def fit(examples: Seq[Example], features: Seq[str] = FEATURES) -> FittedRouter:
-    """Fit a router. Its curve and its AUROC are of scores that each example got from a fit to others."""
+def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> FittedRouter:
+    """Fit a router whose threshold sends half of the prompts to the cloud. Its curve and its AUROC are of
+    scores that each example got from a fit to others. `tokens`: how many first tokens of an answer it may
+    look at. `probe`: it also looks at the last hidden row.
+    """
     if len(examples) < LEAST:
         raise RequestError(f"{len(examples)} examples have outcomes: at least {LEAST} are needed", "records")
     gains = np.array([each.cloud > each.device for each in examples])
@@ -87,31 +137,101 @@ def fit(examples: Seq[Example], features: Seq[str] = FEATURES) -> FittedRouter:
         raise RequestError(
             "in almost all examples the same side is better: there is nothing to fit", "records"
         )
-    table = np.array(
-        [[_or_nan(feature(each.knowledge, name)) for name in features] for each in examples], np.float64
-    )
-    kept = [at for at in range(len(features)) if not np.isnan(table[:, at]).all()]
-    table, names = table[:, kept], tuple(features[at] for at in kept)
-    held = held_out(table, gains)
-    mean, scale, weights, bias = model(table, gains)
-    from sklearn.metrics import roc_auc_score
-
+    prompt, early = _regression(Columns.of(examples, None, probe), gains)
+    begun = np.array([len(each.first) > 0 for each in examples])
+    answer, late, part = None, None, 1.0
+    if begun.sum() >= LEAST and min(gains[begun].sum(), (~gains[begun]).sum()) >= FOLDS:
+        columns = Columns.of([each for each in examples if each.first], tokens, probe)
+        answer, scores = _regression(columns, gains[begun])
+        late = np.full(len(examples), -1.0)  # an answer without log-probabilities is never given up
+        late[begun] = scores
+        part = _best_part(early, late, examples)
+    if part == 1.0:
+        answer, late = None, None
+    curve = curve_of(early, examples, late, part)
+    half = curve[STEPS // 2]
+    first = examples[0]
     return FittedRouter(
-        examples[0].model,
-        examples[0].artifact,
-        names,
-        tuple(mean.tolist()),
-        tuple(scale.tolist()),
-        tuple(weights.tolist()),
-        bias,
-        0.5,
-        len(examples),
-        float(roc_auc_score(gains, held)),
-        curve_of(held, [each.device for each in examples], [each.cloud for each in examples]),
+        first.model, first.artifact, len(examples), prompt, half.threshold, answer, half.limit, tokens, curve
     )
 
 
-def held_out(table: Array, gains: Array) -> Array:
+@dataclass(frozen=True)
+class Columns:
+    """What examples show: `table` [examples, names] with NaN where it is missing, and `row` [examples,
+    tokens] with the log-probabilities of tokens, less their mean; no tokens: no probe.
+    """
+
+    names: tuple[str, ...]
+    table: Array
+    tokens: tuple[int, ...]
+    row: Array
+
+    @classmethod
+    def of(cls, examples: Seq[Example], tokens: int | None, probe: bool) -> Columns:
+        """Make the columns of prompts, and (`tokens`) of so many first tokens of answers. `probe`: with the
+        last hidden row, which all examples must have.
+        """
+        rows = [prompt_features(each.knowledge) for each in examples]
+        names: tuple[str, ...] = PROMPT_FEATURES
+        if tokens is not None:
+            later = [answer_features(each.first[:tokens]) for each in examples]
+            rows = [row | more for row, more in zip(rows, later, strict=True)]
+            names = (*PROMPT_FEATURES, *ANSWER_FEATURES)
+        table = np.array([[_or_nan(row[name]) for name in names] for row in rows], np.float64)
+        kept = [at for at in range(len(names)) if not np.isnan(table[:, at]).all()]
+        shown = [each.knowledge.get("row") or () for each in examples]
+        ids = tuple(int(token) for token, _ in shown[0]) if probe else ()
+        if probe and (not ids or any(tuple(token for token, _ in row) != ids for row in shown)):
+            raise RequestError(
+                "a probe needs the last hidden row in all records: record again with Policy(router='record') "
+                "in Python, or fit without --probe",
+                "probe",
+            )
+        values = np.array(
+            [[each for _, each in row] for row in shown] if ids else np.zeros((len(examples), 0))
+        )
+        centred = values - values.mean(axis=1, keepdims=True) if ids else values
+        return cls(tuple(names[at] for at in kept), table[:, kept], ids, centred)
+
+    def __getitem__(self, part: Array) -> Columns:
+        """The columns of some examples."""
+        return replace(self, table=self.table[part], row=self.row[part])
+
+    def fit(self, gains: Array) -> Regression:
+        """Logistic regression of the gains, without its AUROC. The row is replaced by its main directions."""
+        from sklearn.linear_model import LogisticRegression
+
+        mean = np.nanmean(self.table, axis=0)
+        filled = np.where(np.isnan(self.table), mean, self.table)
+        scale = filled.std(axis=0)
+        scale[scale < 1e-9] = 1.0
+        inputs, probing = (filled - mean) / scale, bool(self.tokens)
+        middle = self.row.mean(axis=0)
+        if probing:
+            count = min(DIRECTIONS, len(gains) - 1, len(self.tokens))
+            _, sizes, directions = np.linalg.svd(self.row - middle, full_matrices=False)
+            spread = np.maximum(sizes[:count] / np.sqrt(len(gains)), 1e-9)
+            inputs = np.hstack([inputs, (self.row - middle) @ directions[:count].T / spread])
+        made = LogisticRegression(C=PROBE_STRENGTH if probing else STRENGTH, max_iter=1000).fit(inputs, gains)
+        weights, rest = np.split(made.coef_[0], [len(self.names)])
+        probe = None
+        if probing:
+            along = directions[:count].T @ (rest / spread)
+            probe = Probe(self.tokens, tuple(along.tolist()), float(along @ middle))
+        lists = [tuple(each.tolist()) for each in (mean, scale, weights)]
+        return Regression(self.names, lists[0], lists[1], lists[2], float(made.intercept_[0]), 0.5, probe)
+
+    def scores(self, made: Regression) -> Array:
+        """The probability of each example by a regression of such columns."""
+        filled = np.where(np.isnan(self.table), np.array(made.mean), self.table)
+        total = made.bias + (filled - np.array(made.mean)) / np.array(made.scale) @ np.array(made.weights)
+        if made.probe is not None:
+            total = total + self.row @ np.array(made.probe.weights) - made.probe.mean
+        return np.asarray(1 / (1 + np.exp(-np.clip(total, -500, 500))))
+
+
+def held_out(columns: Columns, gains: Array) -> Array:
     """The mean score of each example over several divisions, from models that were fitted to the others."""
     try:
         from sklearn.model_selection import StratifiedKFold
@@ -119,37 +239,62 @@ def held_out(table: Array, gains: Array) -> Array:
         raise RequestError("fitting needs scikit-learn: pip install 'nearfar[fit]'", "fit") from error
     scores = np.zeros(len(gains))
     for seed in range(ROUNDS):
-        for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(table, gains):
-            mean, scale, weights, bias = model(table[train], gains[train])
-            filled = np.where(np.isnan(table[test]), mean, table[test])
-            scores[test] += 1 / (1 + np.exp(-(bias + ((filled - mean) / scale) @ weights)))
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+        for train, test in folds.split(columns.table, gains):
+            scores[test] += columns[test].scores(columns[train].fit(gains[train]))
     return scores / ROUNDS
 
 
-def curve_of(scores: Array, device: Seq[float], cloud: Seq[float]) -> tuple[Point, ...]:
-    """Shares from 0 to 1 in steps of 0.05, with the quality if the prompts with the highest scores go."""
-    order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
-    gain = np.cumsum(np.array(cloud)[order] - np.array(device)[order])
-    count, made = len(scores), []
-    for step in range(21):
-        sent = round(count * step / 20)
-        threshold = 1.0 if sent == 0 else 0.0 if sent == count else float(ranked[sent - 1])
-        quality = (sum(device) + (gain[sent - 1] if sent else 0.0)) / count
-        made.append(Point(sent / count, threshold, float(quality)))
+def _regression(columns: Columns, gains: Array) -> tuple[Regression, Array]:
+    """Fit to all examples, and give each the score of fits to others."""
+    scores = held_out(columns, gains)
+    from sklearn.metrics import roc_auc_score
+
+    return replace(columns.fit(gains), auroc=float(roc_auc_score(gains, scores))), scores
+
+
+def curve_of(
+    early: Array, examples: Seq[Example], late: Array | None = None, part: float = 1.0
+) -> tuple[Point, ...]:
+    """Shares from 0 to 1 in equal steps, with the quality if the prompts with the highest scores go. `part`
+    of them go for their score before the first token, `early`, the others for the one after it, `late`.
+    """
+    device = np.array([each.device for each in examples])
+    gain = np.array([each.cloud for each in examples]) - device
+    costs = [each.cost for each in examples]
+    count, order = len(examples), np.argsort(-early, kind="stable")
+    made = []
+    for step in range(STEPS + 1):
+        sent = round(count * step / STEPS)
+        whole = sent == count or late is None
+        ahead = sent if whole else round(sent * part)
+        gone = order[:ahead]
+        limit = None
+        if late is not None and sent > ahead:
+            left = order[ahead:]
+            given_up = left[np.argsort(-late[left], kind="stable")][: sent - ahead]
+            given_up = given_up[late[given_up] >= 0]
+            limit = float(late[given_up[-1]]) if len(given_up) else None
+            gone = np.concatenate([gone, given_up])
+        threshold = 1.0 if ahead == 0 else 0.0 if ahead == count else float(early[order[ahead - 1]])
+        priced = [costs[at] for at in gone]
+        money = None if None in costs else 1000 * sum(each or 0.0 for each in priced) / count
+        quality = float((device.sum() + gain[gone].sum()) / count)
+        made.append(Point(len(gone) / count, threshold, limit, quality, money))
     return tuple(made)
 
 
-def model(table: Array, gains: Array) -> tuple[Array, Array, Array, float]:
-    """Mean, scale, weights and bias of logistic regression; a missing feature (NaN) counts as its mean."""
-    from sklearn.linear_model import LogisticRegression
+def closed_gap(curve: Seq[Point]) -> float:
+    """The mean over all shares of the part of the gap in quality that is closed (APGR); random: about 0.5."""
+    low, high = curve[0].quality, curve[-1].quality
+    return float(np.mean([(point.quality - low) / (high - low) for point in curve])) if high != low else 0.5
 
-    mean = np.nanmean(table, axis=0)
-    filled = np.where(np.isnan(table), mean, table)
-    scale = filled.std(axis=0)
-    scale[scale < 1e-9] = 1.0
-    fitted = LogisticRegression(C=STRENGTH, max_iter=1000).fit((filled - mean) / scale, gains)
-    return mean, scale, fitted.coef_[0], float(fitted.intercept_[0])
+
+def _best_part(early: Array, late: Array, examples: Seq[Example]) -> float:
+    """The part of the cloud's share to choose before the first token; less than 1 only if it is worth it."""
+    gaps = {part: closed_gap(curve_of(early, examples, late, part)) for part in PARTS}
+    best = max(PARTS, key=lambda part: gaps[part])
+    return best if gaps[best] >= gaps[1.0] + WORTH else 1.0
 
 
 def _or_nan(value: float | None) -> float:

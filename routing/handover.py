@@ -33,7 +33,7 @@ class Rules:
     """Settings that stay the same during an answer.
 
     `plain`: the text is all that another side must know to continue. `watched`: the device's monitor may
-    escalate to the cloud; `restart`: the escalated answer begins anew while nothing is shown; `hold`: tokens
+    escalate to the cloud; `restart`: the escalated answer begins again while nothing is shown; `hold`: tokens
     that are held back for that. `hedge`: the side that is started in addition after `hedge_seconds` of
     silence.
     """
@@ -171,14 +171,18 @@ def _start(rules: Rules, state: State, event: Event) -> Next:
 
 def _piece(rules: Rules, state: State, event: Event) -> Next:
     state = replace(state, seen=state.seen + event.tokens)
-    if state.watching and event.finish is None:
-        if event.low is not None:
-            return _low(rules, state, event)
-        if state.seen < rules.hold:
-            return replace(state, held=state.held + event.tokens, plain=state.plain and event.plain), (
-                Action("hold"),
-            )
+    if state.watching and event.low is not None and (event.finish is None or _unseen(rules, state)):
+        return _low(rules, state, event)
+    if state.watching and event.finish is None and state.seen < rules.hold:
+        return replace(state, held=state.held + event.tokens, plain=state.plain and event.plain), (
+            Action("hold"),
+        )
     return _show(state, event)
+
+
+def _unseen(rules: Rules, state: State) -> bool:
+    """Whether a complete answer can still be replaced, because nothing of it is shown."""
+    return rules.restart and not state.shown
 
 
 def _show(state: State, event: Event) -> Next:

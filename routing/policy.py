@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from nearfar.errors import RequestError
@@ -18,6 +19,8 @@ _ONE_OF: dict[str, tuple[str | None, ...]] = {
     "mode": MODES, "budget_unit": ("tokens", "money"), "escalation": ("off", "continue", "restart"),
     "after_cut": ("device", "cloud"), "shadow": (None, "device", "cloud"),
 }  # fmt: skip
+RECORD: Literal["record"] = "record"
+"""The router that decides nothing, and has the client record what a router would look at."""
 _LEAST = {"window": 1, "period": 1, "failures": 1, "default_max_tokens": 1, "logprob": -math.inf}
 """The least value of a policy's numbers; 0 for numbers that are not listed."""
 
@@ -40,6 +43,9 @@ def _check(options: object) -> None:
 
 def _wrong(name: str, kind: str, value: object) -> str | None:
     """Describe the values that a field allows; None if this value is one."""
+    if name == "router":
+        allowed = isinstance(value, Mapping | Path | str | None)
+        return None if allowed else f"a file, the JSON of a router, {RECORD!r} or None"
     if name in _ONE_OF:
         return None if value in _ONE_OF[name] else f"one of {', '.join(str(each) for each in _ONE_OF[name])}"
     kinds = kind.split(" | ")
@@ -146,7 +152,8 @@ class Policy(_Options):
     it can be restarted unseen. `after_cut`: the side that continues when the cloud's stream is cut.
     `hedge_seconds`: start the other side too when no token came by then. `shadow`: decide and record, but
     answer from this side where the request's own mode allows it. `record_text`: decision records may contain
-    the texts.
+    the texts. `router`: a fitted router, its file or its JSON; or "record", which decides as without one and
+    records what it would look at.
     """
 
     mode: Mode = "auto"
@@ -167,6 +174,7 @@ class Policy(_Options):
     hedge_seconds: float | None = None
     shadow: Side | None = None
     record_text: bool = False
+    router: Mapping[str, Any] | Path | str | None = None
     monitor: MonitorOptions = MonitorOptions()
     breaker: BreakerOptions = BreakerOptions()
     device_breaker: BreakerOptions = BreakerOptions(failures=2, seconds=30.0)

@@ -71,7 +71,7 @@ class PrivateTexts:
         """Compute the marks of a request. This takes a while for a long request, and may be called in a
         thread.
 
-        Texts that an application sends to all (the system prompt, tools, other parameters) are no secret, so
+        Texts that an application sends to all (the system prompt, tools, other parameters) are not secret, so
         their windows are not the user's own; but they may quote a private text.
         """
         begun, whole, quoted, own = [], [], set[bytes](), set[bytes]()

@@ -79,7 +79,8 @@ def hints_of(messages: Any, params: Mapping[str, Any]) -> Asked:
         raise RequestError(f"extra_body must be an object, not a {type(extra).__name__}", "extra_body")
     if wrong := sorted({"messages", "stream", "signal", "extra_body"} & set(extra)):
         raise RequestError(
-            f"extra_body must not have {', '.join(wrong)}: give it beside extra_body", "extra_body"
+            f"extra_body must not have {', '.join(wrong)}: give it as a parameter, not in extra_body",
+            "extra_body",
         )
     merged = {**params, **extra}
     for name in ("extra_body", "x_nearfar"):

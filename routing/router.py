@@ -24,7 +24,7 @@ from nearfar.routing.decision import cost_of, decide
 from nearfar.routing.device import EngineDevice, Told
 from nearfar.routing.difficulty import messages_to_prompt
 from nearfar.routing.endpoint import EndpointSide
-from nearfar.routing.fitted import FittedRouter
+from nearfar.routing.fitted import FittedRouter, Judge
 from nearfar.routing.handover import Outcome
 from nearfar.routing.ledger import Ledger
 from nearfar.routing.policy import Policy
@@ -392,11 +392,18 @@ class Router:
         fitted = self._fitted
         if fitted is None or not isinstance(self.device, EngineDevice):
             return None
-        ask = isinstance(fitted, FittedRouter) and "sure" in fitted.features
-        told = await self.device.knowledge(call.messages, call.params, ask)
+        ask, tokens = (fitted.asks, fitted.row_tokens) if isinstance(fitted, FittedRouter) else (False, None)
+        told = await self.device.knowledge(call.messages, call.params, ask, tokens)
         if told is not None and isinstance(fitted, FittedRouter):
-            fitted.check(told.artifact, "the router")
+            fitted.check(told.artifact, told.model)
         return told
+
+    def judge(self, plan: RoutePlan) -> Judge | None:
+        """Return the judge of the first tokens of a device's answer; None where the router has none."""
+        fitted, told = self._fitted, plan.told
+        if not isinstance(fitted, FittedRouter) or fitted.limit is None or told is None:
+            return None
+        return Judge(fitted, told.knowledge)
 
     def _difficulty(self, messages: tuple[Mapping[str, Any], ...], told: Told | None) -> float | None:
         if isinstance(self._fitted, FittedRouter):

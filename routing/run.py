@@ -48,8 +48,11 @@ class Run:
 
     def __init__(self, router: Router, plan: RoutePlan, *, streamed: bool) -> None:
         self._router, self.plan, self._policy = router, plan, router.policy
+        self._judge = router.judge(plan)
+        hold = max(self._policy.hold_tokens, self._judge.tokens if self._judge is not None else 0)
         self._rules = rules_of(
-            self._policy, plan.decision, max_tokens=plan.call.max_tokens, plain=is_plain(plan.call.params),
+            replace(self._policy, hold_tokens=hold), plan.decision,
+            max_tokens=plan.call.max_tokens, plain=is_plain(plan.call.params),
             private=plan.request.private, streamed=streamed,
         )  # fmt: skip
         decision, side = plan.decision, plan.ticket.side if plan.ticket is not None else "device"
@@ -62,6 +65,7 @@ class Run:
         self._parts = 0  # the number of attempts that gave something
         self._usage: Usage | None = None
         self._monitor: Monitor | None = None
+        self._beginning: Monitor | None = None  # the monitor that saw the first tokens
         self._started = time.monotonic()
         self._first: float | None = None
         self._spent = 0.0
@@ -156,10 +160,13 @@ class Run:
     def _open(self, ticket: Ticket) -> None:
         call = self.plan.call.after(self._text, self._count) if self._count else self.plan.call
         monitor, on_device = None, ticket.side == "device"
-        if on_device and self._rules.watched and not self._state.escalated:
-            self._monitor = monitor = Monitor(self._policy.monitor)
+        first = self.plan.told is not None and not self._count
+        if on_device and (first or self._rules.watched) and not self._state.escalated:
+            self._monitor = monitor = Monitor(self._policy.monitor, self._judge if first else None)
+            self._beginning = monitor if first else self._beginning
             if self._state.logprobs:
-                call = _watching(call, self._policy.monitor, self._router.side("device").features)
+                features = self._router.side("device").features
+                call = _watching(call, self._policy.monitor, features, first=first)
         source = self._router.side("device").stream(call) if on_device else self._from_cloud(call)
         self._legs[ticket.side] = _Leg(ticket, source, monitor, self._count)
 
@@ -279,8 +286,10 @@ class Run:
         """The monitor's reason about a piece's tokens, or None. A piece without log-probabilities counts as
         one token.
         """
-        if leg.monitor is None or piece.finish is not None or self._state.escalated:
+        if leg.monitor is None or self._state.escalated:
             return None
+        if piece.finish is not None:
+            return leg.monitor.end()
         tokens = [_token(item) for item in piece.logprobs] or ([Token(piece.text)] if piece.text else [])
         found = [reason for token in tokens if (reason := leg.monitor.push(token)) is not None]
         return found[0] if found else None
@@ -309,7 +318,8 @@ class Run:
             "seconds": time.monotonic() - self._started, "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens, "spent": shown.spent, "saved": shown.saved,
             "finish": self._state.finish, "lowest_logprob": monitor.lowest_logprob if monitor else None,
-            "highest_entropy": monitor.highest_entropy if monitor else None, "error": _kind(error),
+            "highest_entropy": monitor.highest_entropy if monitor else None,
+            "first_tokens": self._beginning.first if self._beginning else None, "error": _kind(error),
         }, self._text)  # fmt: skip
 
 
@@ -320,9 +330,10 @@ def _kind(error: BaseException | None) -> str | None:
     return "stopped" if isinstance(error, GeneratorExit | asyncio.CancelledError) else type(error).__name__
 
 
-def _watching(call: Call, options: MonitorOptions, features: tuple[str, ...]) -> Call:
-    """Add the log-probabilities that the monitor needs to the call."""
-    needed = TOP_LOGPROBS if options.entropy is not None else 0 if options.logprob is not None else None
+def _watching(call: Call, options: MonitorOptions, features: tuple[str, ...], *, first: bool) -> Call:
+    """Add the log-probabilities that the monitor needs to the call. `first`: it keeps the first tokens."""
+    entropies = first or options.entropy is not None
+    needed = TOP_LOGPROBS if entropies else 0 if options.logprob is not None else None
     if needed is None or "logprobs" not in features:
         return call
     return replace(call, top_logprobs=max(needed, call.top_logprobs or 0))

@@ -1,15 +1,18 @@
-"""Lint of English: docstrings and doc comments that cannot be understood alone.
+"""Lint of English: texts that cannot be understood alone, or that engineers stumble over.
 
 `python scripts/plain_english.py` reads the project's Python and TypeScript and names each docstring that
-begins with a word which needs an earlier sentence ("Those of a job."), and each one that only repeats the
-name it describes. `make lint` runs it; CONTRIBUTING.md has the rule with examples.
+begins with a word which needs an earlier sentence ("Those of a job."), each one that only repeats the name it
+describes, and each comment, docstring or message with one of PHRASES ("is no number"). `make lint` runs it;
+CONTRIBUTING.md has the rule with examples.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,17 @@ TYPESCRIPT = ("web/src", "web/chat", "web/test")
 OPENERS = re.compile(
     r"(Those|That|Of|What of|Such|Its|Their|They|Them|The same|So many|So much|Also|And|Or|But|But for|So)\b"
 )
+PHRASES = {
+    re.compile(
+        r"(?<![Tt]here )\b(is|are) no "
+        r"(?!longer|more|such|way|room|need|one|different|better|worse|slower|faster|larger)"
+    ): "write 'is not a'",
+    re.compile(r"(?<![.`{])\banew\b(?![`:}])"): "write 'again'",
+    re.compile(r"\b([Tt]he|[Tt]hose|[Tt]hat|[Ww]hat) of before\b"): "name the earlier thing",
+    re.compile(r"\b[Ww]hat there is of\b"): "name the thing",
+    re.compile(r"\bhangs? on (what|which|whether|how)\b"): "write 'depends on'",
+}
+"""What is wrong with a phrase wherever text has it, in one line."""
 COMMENT = re.compile(r"^[ \t]*/\*\*[ \t\n*]*(?P<text>.*?)\*/", re.MULTILINE | re.DOTALL)
 EMPTY = frozenset(
     [
@@ -87,6 +101,14 @@ def in_python(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
                 yield item.lineno, text, names
 
 
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each comment and each string with a blank of a Python file, with its line."""
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in kinds and " " in token.string:
+            yield token.start[0], token.string
+
+
 def faults(path: Path) -> Iterator[str]:
     """Yield the faults of a file, one line each."""
     source = path.read_text(encoding="utf-8")
@@ -97,6 +119,12 @@ def faults(path: Path) -> Iterator[str]:
             (source.count("\n", 0, match.start()) + 1, match["text"], ())
             for match in COMMENT.finditer(source)
         ]
+    written = texts(source) if path.suffix == ".py" else enumerate(source.splitlines(), 1)
+    for line, text in written:
+        for phrase, advice in PHRASES.items():
+            match = phrase.search(" ".join(text.split()))
+            if match and path != Path(__file__):
+                yield f"{path.relative_to(ROOT)}:{line}: {match[0].strip()!r}: {advice}"
     for line, text, names in found:
         told = " ".join(text.split())
         where = f"{path.relative_to(ROOT)}:{line}: {told[:60]!r}"

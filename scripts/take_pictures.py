@@ -1,4 +1,4 @@
-"""Takes the pictures of the documentation anew: `.venv/bin/python scripts/take_pictures.py`.
+"""Takes new pictures for the documentation: `.venv/bin/python scripts/take_pictures.py`.
 
 The terminal session is what the real commands print to a terminal, as an SVG; the page is what `nearfar web`
 shows in headless Chromium. Both are of the sample model in out/sample (`make demo` builds it), greedy, so

@@ -32,24 +32,38 @@ class StepBuilder:
         self._ops: list[Op] = []
         self._params: dict[str, Param] = {}
         self._caches: list[KvCache] = []
+        self._spellings: dict[str, tuple[TensorPiece, ...]] = {}
         self._ropes: dict[str, Rope] = {}
         self._shapes = Shapes(self._params, self._caches, self._ropes)
 
     # -- weights, caches, tables --
 
     def matrix(
-        self, name: str, pieces: Sequence[TensorPiece], k: int, stack: int = 1, floats: bool = False
+        self,
+        name: str,
+        pieces: Sequence[TensorPiece],
+        k: int,
+        stack: int = 1,
+        floats: bool = False,
+        otherwise: Sequence[TensorPiece] = (),
     ) -> str:
         """Name a weight matrix [n, k], made of the rows of `pieces`, and return its name. `stack`, `floats`:
-        see Param.
+        see Param; `otherwise`: see Step.spellings.
         """
-        return self._param(Param(name, tuple(pieces), k, stack=stack, floats=floats))
+        return self._param(Param(name, tuple(pieces), k, stack=stack, floats=floats), otherwise)
 
     def vector(
-        self, name: str, pieces: Sequence[TensorPiece], offset: float = 0.0, scale: float = 1.0
+        self,
+        name: str,
+        pieces: Sequence[TensorPiece],
+        offset: float = 0.0,
+        scale: float = 1.0,
+        otherwise: Sequence[TensorPiece] = (),
     ) -> str:
-        """Name a float32 vector, offset + scale · the checkpoint's values, and return its name."""
-        return self._param(Param(name, tuple(pieces), 0, offset, scale))
+        """Name a float32 vector, offset + scale · the checkpoint's values, and return its name.
+        `otherwise`: see Step.spellings.
+        """
+        return self._param(Param(name, tuple(pieces), 0, offset, scale), otherwise)
 
     def cache(self, kv_heads: int, head_dim: int, window: int | None = None) -> int:
         """Add a layer's paged cache of keys and values, and return its index. `window`: positions that the
@@ -79,18 +93,36 @@ class StepBuilder:
         return self._emit(lambda out: ops.Embed(out, table, scale), name)
 
     def norm(
-        self, x: Value, tensor: str, eps: float, offset: float = 0.0, scale: float = 1.0, groups: int = 1
+        self,
+        x: Value,
+        tensor: str,
+        eps: float,
+        offset: float = 0.0,
+        scale: float = 1.0,
+        groups: int = 1,
+        each: bool = False,
     ) -> Value:
-        """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1."""
-        weight = self.vector(_short(tensor), (TensorPiece(tensor, x.width // groups),), offset, scale)
-        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), "norm")
-
-    def linear(self, x: Value, name: str, pieces: Sequence[TensorPiece], biased: bool = False) -> Value:
-        """Multiply x by the matrix `name`, whose rows are those of `pieces`; `biased`: each piece's tensor
-        has a bias.
+        """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1. `groups`, `each`:
+        see ops.Norm.
         """
-        weight = self.matrix(name, pieces, x.width)
-        bias = self._bias(name, pieces) if biased else None
+        count = x.width if each else x.width // groups
+        weight = self.vector(_short(tensor), (TensorPiece(tensor, count),), offset, scale)
+        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups, each), "norm")
+
+    def linear(
+        self,
+        x: Value,
+        name: str,
+        pieces: Sequence[TensorPiece],
+        biased: bool = False,
+        bias_scale: float = 1.0,
+        floats: bool = False,
+    ) -> Value:
+        """Multiply x by the matrix `name`, whose rows are those of `pieces`; `biased`: each piece's tensor
+        has a bias, which is multiplied by `bias_scale`. `floats`: see Param.
+        """
+        weight = self.matrix(name, pieces, x.width, floats=floats)
+        bias = self._bias(name, pieces, bias_scale) if biased else None
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), name)
 
     def route(
@@ -118,14 +150,25 @@ class StepBuilder:
         return Value(op.out, width)
 
     def conv(
-        self, x: Value, at: str, taps: int, activation: Activation | None = None, biased: bool = False
+        self,
+        x: Value,
+        at: str,
+        taps: int,
+        activation: Activation | None = None,
+        biased: bool = False,
+        scales: Sequence[tuple[int, float]] = (),
     ) -> Value:
         """Convolve each column of x with the `taps` weights of the module `at`, over positions.
 
-        `biased`: the module has a bias.
+        `biased`: the module has a bias. `scales`: numbers of neighbouring columns with a factor that their
+        weights are multiplied by; absent, no weight is.
         """
         name = _short(f"{at}.weight")
-        weight = self.vector(name, (TensorPiece(f"{at}.weight", x.width * taps),))
+        pieces, start = [], 0
+        for count, scale in scales or ((x.width, 1.0),):
+            pieces.append(TensorPiece(f"{at}.weight", count * taps, start * taps, scale=scale))
+            start += count
+        weight = self.vector(name, pieces)
         bias = self.vector(f"{name}.bias", (TensorPiece(f"{at}.bias", x.width),)) if biased else None
         self._caches.append(KvCache(1, x.width, taps, "k"))
         cache = len(self._caches) - 1
@@ -152,6 +195,12 @@ class StepBuilder:
         weight = self.vector(_short(tensor), (TensorPiece(tensor, 1),))
         return self._emit(lambda out: ops.Scale(out, x.name, weight), "scaled")
 
+    def times(self, x: Value, factor: float) -> Value:
+        """x·factor; x itself if the factor is 1."""
+        if factor == 1.0:
+            return x
+        return self._emit(lambda out: ops.Scale(out, x.name, factor=factor), "scaled")
+
     def columns(self, x: Value, start: int, count: int) -> Value:
         """Columns [start, start + count) of x."""
         return self._emit(lambda out: ops.Columns(out, x.name, start, count), "columns")
@@ -173,19 +222,22 @@ class StepBuilder:
 
     def finish(self) -> Step:
         """The step with everything that was added."""
-        return Step(tuple(self._ops), tuple(self._params.values()), tuple(self._caches), dict(self._ropes))
+        params, caches = tuple(self._params.values()), tuple(self._caches)
+        return Step(tuple(self._ops), params, caches, dict(self._ropes), dict(self._spellings))
 
     def _emit(self, make: Callable[[str], Op], hint: str) -> Value:
         return self.append(make(self.fresh(hint)))
 
-    def _param(self, param: Param) -> str:
+    def _param(self, param: Param, otherwise: Sequence[TensorPiece] = ()) -> str:
         if self._params.setdefault(param.name, param) != param:
             raise AssertionError(f"two weights are called {param.name!r}")
+        if otherwise:
+            self._spellings[param.name] = tuple(otherwise)
         return param.name
 
-    def _bias(self, name: str, pieces: Sequence[TensorPiece]) -> str:
+    def _bias(self, name: str, pieces: Sequence[TensorPiece], scale: float = 1.0) -> str:
         added = (TensorPiece(_bias_of(p.tensor), p.rows, p.start, p.order) for p in pieces)
-        return self.vector(f"{name}.bias", tuple(added))
+        return self.vector(f"{name}.bias", tuple(added), scale=scale)
 
 
 def _bias_of(tensor: str) -> str:

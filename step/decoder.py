@@ -120,6 +120,8 @@ class Attention:
     softcap: float | None = None
     qkv_bias: bool = False
     o_bias: bool = False
+    bias_scale: float = 1.0
+    """A factor of the biases."""
     q_norm: str | None = None
     """Name of the layer's norm of q, such as "q_norm"; `k_norm` likewise for k."""
     k_norm: str | None = None
@@ -158,7 +160,13 @@ def attention(
     source, name = f"model.layers.{layer}.{at}", f"layers.{layer}"
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     own = cache is None
-    qkv = s.linear(x, f"{name}.qkv" if own else f"{name}.q", _qkv(a, source, q, kv if own else 0), a.qkv_bias)
+    qkv = s.linear(
+        x,
+        f"{name}.qkv" if own else f"{name}.q",
+        _qkv(a, source, q, kv if own else 0),
+        a.qkv_bias,
+        a.bias_scale,
+    )
     at_cache = s.cache(a.kv_heads, a.head_dim, a.window) if cache is None else cache
     norms = {
         which: s.vector(
@@ -180,7 +188,8 @@ def attention(
     attended = s.append(
         Attend(s.fresh("attended"), turned.name, at_cache, a.heads, scale, a.window, a.softcap, sinks)
     )
-    return s.linear(attended, f"{name}.o", (TensorPiece(f"{source}.{a.o_name}.weight", hidden),), a.o_bias)
+    last = TensorPiece(f"{source}.{a.o_name}.weight", hidden)
+    return s.linear(attended, f"{name}.o", (last,), a.o_bias, a.bias_scale)
 
 
 def _qkv(a: Attention, source: str, q: int, kv: int) -> list[TensorPiece]:
@@ -207,13 +216,16 @@ def _norm_pieces(a: Attention, tensor: str, width: int) -> tuple[TensorPiece, ..
 
 @dataclass(frozen=True)
 class Mlp:
-    """A gated MLP. `names`: the tensors of gate and up, or one tensor that holds both."""
+    """A gated MLP. `names`: the tensors of gate and up, or one tensor that holds both. `bias_scale`: a factor
+    of the biases.
+    """
 
     inner: int
     activation: Activation = "silu"
     bias: bool = False
     names: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
+    bias_scale: float = 1.0
 
 
 def gated_mlp(s: StepBuilder, x: Value, layer: int, m: Mlp, hidden: int, at: str = "mlp") -> Value:
@@ -223,5 +235,6 @@ def gated_mlp(s: StepBuilder, x: Value, layer: int, m: Mlp, hidden: int, at: str
         pieces = [TensorPiece(f"{source}.{part}.weight", m.inner) for part in m.names]
     else:
         pieces = [TensorPiece(f"{source}.{m.names[0]}.weight", m.inner, start) for start in (0, m.inner)]
-    inner = s.glu(s.linear(x, f"{name}.gate_up", pieces, m.bias), m.activation)
-    return s.linear(inner, f"{name}.down", (TensorPiece(f"{source}.{m.down}.weight", hidden),), m.bias)
+    inner = s.glu(s.linear(x, f"{name}.gate_up", pieces, m.bias, m.bias_scale), m.activation)
+    down = (TensorPiece(f"{source}.{m.down}.weight", hidden),)
+    return s.linear(inner, f"{name}.down", down, m.bias, m.bias_scale)

@@ -19,12 +19,28 @@ TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise
 """Keys about the loss that spreads tokens over experts: they mean nothing outside of training."""
 
 
+NAMES = ("gate_proj", "up_proj", "down_proj")
+"""The names of gate, up and down in most models."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An MLP that every token has beside its experts. `at`: its name. `gate`: the name of the matrix [1,
+    hidden] by which a row's logit of the MLP's weight is computed; None: the weight is 1.
+    """
+
+    mlp: Mlp
+    at: str
+    gate: str | None = None
+
+
 @dataclass(frozen=True)
 class Moe:
     """The experts of a layer. `top`: how many a token has; `score`, `normalize`, `scale`: see ops.Route;
-    `bias`: the name of the vector that is added for the choice alone.
+    `bias`: the name of the vector that is added for the choice alone; `factors`: that of the experts' own
+    factors.
 
-    `names`: the tensors of gate, up and down in each expert. `at`: the name of the block.
+    `at`: the name of the block, empty if its parts are named as parts of the layer.
     """
 
     experts: int
@@ -35,76 +51,105 @@ class Moe:
     normalize: float | None = None
     scale: float = 1.0
     bias: str | None = None
+    factors: str | None = None
     at: str = "mlp"
     router: str = "gate"
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    stacked: tuple[str, str] | None = None
-    """The tensors [experts, 2·inner, hidden] and [experts, hidden, inner] of all experts, if the checkpoint
-    stores them in one tensor each, without `names`.
+    names: tuple[str, str, str] = NAMES
+    """The tensors of gate, up and down in each expert, where a checkpoint stores each expert by itself."""
+    stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    """The tensors [experts, 2·inner, hidden] and [experts, hidden, inner] of all experts, where a checkpoint
+    stores them in one tensor each.
     """
+    apart: bool = True
+    """Whether checkpoints of the type store each expert by itself, as far as their tensors do not tell."""
+    shared: Shared | None = None
 
 
-def read_experts(read: ConfigReader, inner: int, *keys: str) -> Moe:
-    """Read how many experts there are, under the first of `keys` that is given, and how many a token has.
-    `inner`: the width of an expert.
+def read_experts(read: ConfigReader, inner: int, *keys: str, top: str = "num_experts_per_tok") -> Moe:
+    """Read how many experts there are, under the first of `keys` that is given, and how many a token has,
+    under the key `top`. `inner`: the width of an expert.
     """
     for key in TRAINING:
         read.given(key)
     key = next((key for key in keys if read.given(key)), keys[0])
     experts = read.size(key, most=MAX_EXPERTS)
-    return Moe(experts, read.size("num_experts_per_tok", most=experts), inner)
+    return Moe(experts, read.size(top, most=experts), inner)
 
 
-def experts(s: StepBuilder, x: Value, layer: int, m: Moe, hidden: int) -> Value:
-    """The experts of a layer: [M, hidden]."""
-    name = f"layers.{layer}"
-    route = routed(s, x, layer, m)
-    first, last = _pieces(m, f"model.layers.{layer}.{m.at}", hidden)
-    return s.append(
+def experts(
+    s: StepBuilder, x: Value, layer: int, m: Moe, hidden: int, router_input: Value | None = None
+) -> Value:
+    """The experts of a layer, with what every token has beside them: [M, hidden]. `router_input`: what the
+    router reads; None: x.
+    """
+    name, source = f"layers.{layer}", _source(layer, m)
+    route = routed(s, router_input or x, layer, m)
+    stacked = [
+        [TensorPiece(f"{source}.{tensor}", count * m.experts, stack=m.experts)]
+        for tensor, count in zip(m.stacked, (2 * m.inner, hidden), strict=True)
+    ]
+    apart = [
+        each_expert(f"{source}.experts", m.experts, *part)
+        for part in ((m.inner, m.names[:2]), (hidden, m.names[2:]))
+    ]
+    (first, last), (other_first, other_last) = (apart, stacked) if m.apart else (stacked, apart)
+    out = s.append(
         ops.Experts(
             s.fresh("experts"), x.name, route.name,
-            s.matrix(f"{name}.experts.gate_up", first, x.width, m.experts),
-            s.matrix(f"{name}.experts.down", last, m.inner, m.experts), m.activation,
+            s.matrix(f"{name}.experts.gate_up", first, x.width, m.experts, otherwise=other_first),
+            s.matrix(f"{name}.experts.down", last, m.inner, m.experts, otherwise=other_last), m.activation,
         )
     )  # fmt: skip
+    return out if m.shared is None else s.add(out, _shared(s, x, layer, m.shared, hidden))
 
 
-def _pieces(m: Moe, source: str, hidden: int) -> tuple[list[TensorPiece], list[TensorPiece]]:
-    """The pieces of all experts' first and second matrices."""
-    if m.stacked is not None:
-        rows = 2 * m.inner * m.experts, hidden * m.experts
-        first, last = (
-            TensorPiece(f"{source}.{tensor}.weight", count, stack=m.experts)
-            for tensor, count in zip(m.stacked, rows, strict=True)
-        )
-        return [first], [last]
-    gate, up, down = m.names
-    each = [f"{source}.experts.{e}" for e in range(m.experts)]
-    return (
-        [TensorPiece(f"{expert}.{part}.weight", m.inner) for expert in each for part in (gate, up)],
-        [TensorPiece(f"{expert}.{down}.weight", hidden) for expert in each],
-    )
+def each_expert(
+    at: str, count: int, rows: int, names: Sequence[str], kind: str = "weight"
+) -> list[TensorPiece]:
+    """Pieces of a checkpoint that stores each expert by itself: the tensors `names`, of so many rows each, of
+    one expert after the other.
+    """
+    return [TensorPiece(f"{at}.{e}.{name}.{kind}", rows) for e in range(count) for name in names]
+
+
+def _shared(s: StepBuilder, x: Value, layer: int, shared: Shared, hidden: int) -> Value:
+    """The MLP that every token has, times its weight."""
+    out = gated_mlp(s, x, layer, shared.mlp, hidden, shared.at)
+    if shared.gate is None:
+        return out
+    piece = TensorPiece(f"model.layers.{layer}.{shared.gate}.weight", 1)
+    logit = s.linear(x, f"layers.{layer}.shared_gate", (piece,), floats=True)
+    return s.mul(out, s.act(logit, "sigmoid"))
 
 
 def routed(s: StepBuilder, x: Value, layer: int, m: Moe, biased: bool = False) -> Value:
     """The choice of experts for each row. `biased`: whether the router has a bias."""
-    source, name = f"model.layers.{layer}.{m.at}", f"layers.{layer}"
-    extra = None
-    if m.bias is not None:
-        extra = s.vector(f"{name}.router.{m.bias}", (TensorPiece(f"{source}.{m.bias}", m.experts),))
+    source = _source(layer, m)
+    bias, factors = (
+        None
+        if name is None
+        else s.vector(f"layers.{layer}.router.{kind}", (TensorPiece(f"{source}.{name}", m.experts),))
+        for kind, name in (("bias_of_choice", m.bias), ("factors", m.factors))
+    )
     return s.route(
-        x, f"{name}.router", TensorPiece(f"{source}.{m.router}.weight", m.experts),
-        lambda out, logits: ops.Route(out, logits, m.top, m.score, m.normalize, extra, m.scale), biased,
+        x, f"layers.{layer}.router", TensorPiece(f"{source}.{m.router}.weight", m.experts),
+        lambda out, logits: ops.Route(out, logits, m.top, m.score, m.normalize, bias, m.scale, factors),
+        biased,
     )  # fmt: skip
+
+
+def _source(layer: int, m: Moe) -> str:
+    """The name of the block of a layer in the checkpoint."""
+    return f"model.layers.{layer}.{m.at}".removesuffix(".")
 
 
 Block = Mlp | Moe
 """The second block of a layer: one MLP, or experts."""
 
 
-def block(s: StepBuilder, x: Value, layer: int, b: Block, hidden: int) -> Value:
-    """The second block of a layer: [M, hidden]."""
-    return experts(s, x, layer, b, hidden) if isinstance(b, Moe) else gated_mlp(s, x, layer, b, hidden)
+def block(s: StepBuilder, x: Value, layer: int, b: Block, hidden: int, at: str = "mlp") -> Value:
+    """The second block of a layer: [M, hidden]. `at`: the name of an MLP."""
+    return experts(s, x, layer, b, hidden) if isinstance(b, Moe) else gated_mlp(s, x, layer, b, hidden, at)
 
 
 def sparse_layers(read: ConfigReader, moe: Moe, mlp: Mlp, layers: int) -> Sequence[Block]:

@@ -82,7 +82,7 @@ def config_in(folder: Path) -> Mapping[str, Any] | None:
 def config_of(text: str | bytes) -> Mapping[str, Any] | None:
     """The config in the text of a config.json; None if it is not a JSON object."""
     try:
-        read = strict_json.loads(text)
+        read = strict_json.loads(text, infinite=True)
     except ValueError:
         return None
     return read if isinstance(read, dict) else None

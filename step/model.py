@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nearfar.step.config import LARGEST
@@ -64,12 +64,16 @@ class KvCache:
 class Step:
     """One step of a model: its operations in order, their weights in the order in which they are read, caches
     and tables.
+
+    `spellings`: the pieces of some parameters in checkpoints that store them in other tensors; empty where
+    the checkpoint is known (nearfar.step.reading).
     """
 
     ops: tuple[Op, ...]
     params: tuple[Param, ...]
     caches: tuple[KvCache, ...]
     ropes: Mapping[str, Rope]
+    spellings: Mapping[str, tuple[TensorPiece, ...]] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[PageGroup, ...]:
@@ -120,6 +124,17 @@ class Model:
         kept = tuple(param for param in self.step.params if param.name in read)
         unused = tuple(piece.tensor for param in dropped for piece in param.pieces)
         return replace(self, step=replace(self.step, ops=ops, params=kept), unused=(*self.unused, *unused))
+
+    def renamed(self, name: Callable[[str], str]) -> Model:
+        """The model with each tensor renamed by `name`."""
+
+        def renamed(pieces: Iterable[TensorPiece]) -> tuple[TensorPiece, ...]:
+            return tuple(replace(piece, tensor=name(piece.tensor)) for piece in pieces)
+
+        params = tuple(replace(param, pieces=renamed(param.pieces)) for param in self.step.params)
+        spellings = {of: renamed(pieces) for of, pieces in self.step.spellings.items()}
+        step = replace(self.step, params=params, spellings=spellings)
+        return replace(self, step=step, unused=tuple(map(name, self.unused)))
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:
         """The model with other end-of-sequence tokens."""

@@ -103,8 +103,8 @@ class Embed(Op):
 class Norm(Op):
     """RMS norm: out = x / sqrt(mean(x²) + eps) · weight, in float32 (Zhang & Sennrich, 2019).
 
-    `groups`: the number of equal parts of a row that are normalized separately, all with one weight
-    [width/groups].
+    `groups`: the number of equal parts of a row that are normalized separately. The weight is [width/groups],
+    the same for all of them, or with `each` [width].
     """
 
     op: ClassVar = "norm"
@@ -112,14 +112,18 @@ class Norm(Op):
     weight: Vector
     eps: float
     groups: int = 1
+    each: bool = False
 
     def out_width(self, of: Shapes) -> int:
         """The width of x."""
         return of.widths[self.x]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The weight must have a value for each column of a group."""
-        yield from of.long(self.weight, self.groups, of.widths[self.x])
+        """The weight must have a value for each column of a group, or of the row."""
+        width = of.widths[self.x]
+        if self.groups < 1 or width % self.groups:
+            yield f"normalizes {self.groups} groups of {self.x}, which has {width} columns"
+        yield from of.long(self.weight, 1 if self.each else self.groups, width)
 
 
 @dataclass(frozen=True)
@@ -291,6 +295,43 @@ class Delta(Op):
 
 
 @dataclass(frozen=True)
+class Ssm(Op):
+    """The state space of Mamba-2 (Dao & Gu, "Transformers are SSMs", 2024) over the state S of each head.
+
+    x = [x | B | C] with `groups` vectors of B and of C, each for as many neighbouring heads; dt has one value
+    for a head, and so has each part of terms = [a_log | dt_bias | d]. The cache `state` keeps S, [heads,
+    depth, head_dim] float32: the length of B and C, the length of a head of x. For each row, in order of
+    positions:
+    1. dt ← softplus(dt + dt_bias), but at least `least`, and at most `most` if it is set.
+    2. S ← exp(−exp(a_log) · dt) · S + B ⊗ (dt · x)
+    3. out = Sᵀ C + d · x, [heads · head_dim].
+    """
+
+    op: ClassVar = "ssm"
+    x: Input
+    dt: Input
+    state: Cache
+    groups: int
+    terms: Vector
+    least: float = 0.0
+    most: float | None = None
+
+    def out_width(self, of: Shapes) -> int:
+        """heads·head_dim of the state."""
+        return of.caches[self.state].kv_heads * of.caches[self.state].head_dim
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """Heads must share groups evenly; x, dt and the terms must fit the heads."""
+        yield from of.kept(self.state, "state")
+        state = of.caches[self.state]
+        if self.groups < 1 or state.kv_heads % self.groups:
+            yield f"has {state.kv_heads} heads for {self.groups} groups"
+        yield from of.wide(self.x, state.kv_heads * state.head_dim + 2 * self.groups * state.depth)
+        yield from of.wide(self.dt, state.kv_heads)
+        yield from of.long(self.terms, 1, 3 * state.kv_heads)
+
+
+@dataclass(frozen=True)
 class Glu(Op):
     """out = activation(gate) · up, of x = [gate | up] (Shazeer, "GLU Variants Improve Transformer", 2020)."""
 
@@ -342,28 +383,32 @@ class Add(Op):
 
 @dataclass(frozen=True)
 class Mul(Op):
-    """out = a · b, element by element."""
+    """out = a · b, element by element; a `b` of one column multiplies every column of a."""
 
     op: ClassVar = "mul"
     a: Input
     b: Input
 
     def out_width(self, of: Shapes) -> int:
-        """The width of a and b."""
+        """As many columns as a has, also where b has one."""
         return of.widths[self.a]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Both values must have the same width."""
-        yield from of.wide(self.b, of.widths[self.a])
+        """Both values must have the same width, if b has more than one column."""
+        if of.widths[self.b] != 1:
+            yield from of.wide(self.b, of.widths[self.a])
 
 
 @dataclass(frozen=True)
 class Scale(Op):
-    """out = x · weight, a number that the checkpoint holds: weight is float32 [1]."""
+    """out = x · factor · weight. The weight, if there is one, is a number that the checkpoint holds: float32
+    [1].
+    """
 
     op: ClassVar = "scale"
     x: Input
-    weight: Vector
+    weight: Vector | None = None
+    factor: float = 1.0
 
     def out_width(self, of: Shapes) -> int:
         """The width of x."""
@@ -371,7 +416,8 @@ class Scale(Op):
 
     def problems(self, of: Shapes) -> Iterator[str]:
         """The weight must be one number."""
-        yield from of.long(self.weight, 1, 1)
+        if self.weight is not None:
+            yield from of.long(self.weight, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -403,7 +449,7 @@ class Route(Op):
     x [M, experts] are the router's logits. Weights are `score` of them. The experts with the highest weights
     are chosen, the best first, of equal ones the lower number; `bias` [experts] is added for the choice
     alone. With `normalize` (an epsilon, which may be 0) the chosen weights are divided by their sum +
-    epsilon; `scale` multiplies the result.
+    epsilon; `scale`, and each expert's own factor in `factors` [experts], multiply the result.
     """
 
     op: ClassVar = "route"
@@ -413,17 +459,19 @@ class Route(Op):
     normalize: float | None = None
     bias: Vector | None = None
     scale: float = 1.0
+    factors: Vector | None = None
 
     def out_width(self, of: Shapes) -> int:
         """2·top."""
         return 2 * self.top
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """There must be as many experts as are chosen, and a bias for each expert."""
+        """There must be as many experts as are chosen, and a bias and a factor for each expert."""
         if not 0 < self.top <= of.widths[self.x]:
             yield f"chooses {self.top} of {of.widths[self.x]} experts"
-        if self.bias is not None:
-            yield from of.long(self.bias, 1, of.widths[self.x])
+        for vector in (self.bias, self.factors):
+            if vector is not None:
+                yield from of.long(vector, 1, of.widths[self.x])
 
 
 @dataclass(frozen=True)
@@ -551,7 +599,7 @@ def problems_of(op: Op, of: Shapes) -> list[str]:
     found = [f"reads {name}, which nothing before it makes" for name in reads(op) if name not in of.widths]
     for name in weights_of(op):
         if name not in of.params:
-            found.append(f"names the weight {name!r}, which is no parameter")
+            found.append(f"names the weight {name!r}, which is not a parameter")
     found += [
         f"uses cache {cache}, there are {len(of.caches)}"
         for cache in caches_of(op)

@@ -49,7 +49,8 @@ class TensorPiece:
     """Rows [start, start + rows) of a checkpoint's tensor; `order`: the order they are brought into.
 
     `stack`: the tensor holds so many matrices, [stack, rows/stack, k] or, as a vector, [stack, rows/stack];
-    0: one, without that dimension. `transposed`: each matrix is stored input by input, [k, n].
+    0: one, without that dimension. `transposed`: each matrix is stored input by input, [k, n]. `scale`: of a
+    vector, a factor of the piece's values.
     """
 
     tensor: str
@@ -58,6 +59,7 @@ class TensorPiece:
     order: RotaryOrder | None = None
     stack: int = 0
     transposed: bool = False
+    scale: float = 1.0
 
     def shape(self, rows: int, k: int) -> tuple[int, ...]:
         """The shape of the whole tensor of `rows` rows with `k` inputs (0: a vector)."""
@@ -72,9 +74,10 @@ class TensorPiece:
 class Param:
     """One weight: a matrix [n, k], or, if `k` is 0, a float32 vector [n]; its pieces follow one another.
 
-    The values of a vector are offset + scale · the checkpoint's. `stack`: a matrix is so many matrices
-    [n/stack, k], one below the other, of which a step multiplies by some (experts). `floats`: a matrix is
-    quantized only if the checkpoint has its codes (routers, whose rounded logits would choose other experts).
+    The values of a vector are offset + scale · the checkpoint's, times the scales of its pieces. `stack`: a
+    matrix is so many matrices [n/stack, k], one below the other, of which a step multiplies by some
+    (experts). `floats`: a matrix is quantized only if the checkpoint has its codes (routers, whose rounded
+    logits would choose other experts).
     """
 
     name: str
@@ -136,6 +139,9 @@ class Param:
         scaled and shifted.
         """
         moved = values if self.order is None else values[np.array(self.order)]
+        if any(piece.scale != 1.0 for piece in self.pieces):
+            scales = np.array([piece.scale for piece in self.pieces], np.float32)
+            moved = moved * np.repeat(scales, [piece.rows for piece in self.pieces])
         if self.scale == 1.0 and self.offset == 0.0:
             return moved
         return np.asarray(moved * np.float32(self.scale) + np.float32(self.offset), np.float32)

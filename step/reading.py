@@ -62,7 +62,7 @@ def read_model(
     if not isinstance(model_type, str) or model_type not in NESTED:
         read = ConfigReader(config)
         filled = read.filled(given_defaults(str(model_type)) if str(model_type) in ALIASES else {})
-        return Reading(architecture(config).model(filled, context), str(model_type), read)
+        return Reading(_spelled(architecture(config).model(filled, context), tensors), str(model_type), read)
     inner = _text_config(config, model_type, tensors)
     if tied is not None:
         inner["tie_word_embeddings"] = tied
@@ -71,7 +71,8 @@ def read_model(
     filled = read.filled(given_defaults(inner["model_type"]))
     model = architecture(inner, read.within).model(filled, context)
     skipped = tuple(name for name in tensors if name.removeprefix("model.").startswith(OTHER_PARTS))
-    return Reading(_renamed(model, _spelling(tensors)), inner["model_type"], read, skipped)
+    model = _spelled(model.renamed(_spelling(tensors)), tensors)
+    return Reading(model, inner["model_type"], read, skipped)
 
 
 def _text_config(config: Mapping[str, Any], model_type: str, tensors: Collection[str]) -> dict[str, Any]:
@@ -115,14 +116,17 @@ def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
 
 def without_prefix(model: Model) -> Model:
     """The model with tensors named without `model.`, as in checkpoints of models without a head."""
-    return _renamed(model, lambda name: name.removeprefix("model."))
+    return model.renamed(lambda name: name.removeprefix("model."))
 
 
-def _renamed(model: Model, name: Callable[[str], str]) -> Model:
-    """The model with each tensor renamed by `name`."""
+def _spelled(model: Model, tensors: Collection[str]) -> Model:
+    """The model with the pieces that the checkpoint stores, where a parameter has several spellings. The
+    first tensor of a spelling tells whether the checkpoint has that spelling.
+    """
+    step, known = model.step, frozenset(tensors)
 
-    def renamed(param: Param) -> Param:
-        return replace(param, pieces=tuple(replace(p, tensor=name(p.tensor)) for p in param.pieces))
+    def spelled(param: Param) -> Param:
+        pieces = step.spellings.get(param.name)
+        return replace(param, pieces=pieces) if pieces and pieces[0].tensor in known else param
 
-    step = replace(model.step, params=tuple(map(renamed, model.step.params)))
-    return replace(model, step=step, unused=tuple(map(name, model.unused)))
+    return replace(model, step=replace(step, params=tuple(map(spelled, step.params)), spellings={}))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Kind = gguf.GGMLQuantizationType
+MODELS = ("llama", "olmoe", "lfm2")
 QUANTS = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M}
 SCALES = {
     Kind.Q4_0: (slice(0, 2),),
@@ -35,11 +36,11 @@ def _head_dim(config: dict[str, Any]) -> int:
 
 
 def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0") -> None:
-    """Write `output` with the shape and the tokenizer of a llama checkpoint (byte-level BPE)."""
-    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    if config["model_type"] != "llama":
-        raise ValueError(f"only llama checkpoints can be written, not {config['model_type']}")
-    writer = gguf.GGUFWriter(output, "llama")
+    """Write `output` with the shape and the tokenizer of a checkpoint of MODELS (byte-level BPE)."""
+    config = _settled(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
+    if config["model_type"] not in MODELS:
+        raise ValueError(f"only {', '.join(MODELS)} can be written, not {config['model_type']}")
+    writer = gguf.GGUFWriter(output, config["model_type"])
     _add_shape(writer, config)
     writer.add_file_type(QUANTS[quant])
     _add_tokenizer(writer, config, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")))
@@ -49,11 +50,28 @@ def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0
             writer.add_tensor(name, np.ones(shape, np.float32))
         else:
             kind = Kind.Q4_0 if quant == "q4_0" else _kind_of_k_m(name, shape, config)
+            if "_inp." in name or "shortconv.conv" in name:  # floats, as the converter leaves them
+                writer.add_tensor(name, random.standard_normal(shape, np.float32) / 64)
+                continue
             writer.add_tensor(name, _blocks(random, shape, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _settled(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with LFM2's settings under the names of others."""
+    if config["model_type"] != "lfm2":
+        return config
+    multiple = config["block_multiple_of"]
+    inner = -(-int(2 * config["block_ff_dim"] / 3) // multiple) * multiple
+    return {
+        **config,
+        "intermediate_size": inner,
+        "rms_norm_eps": config["norm_eps"],
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+    }
 
 
 def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -63,13 +81,21 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    if (types := config.get("layer_types")) is not None:
+        heads = config["num_key_value_heads"]
+        writer.add_head_count_kv([0 if kind == "conv" else heads for kind in types])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    else:
+        writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(_head_dim(config))
     writer.add_value_length(_head_dim(config))
     writer.add_rope_dimension_count(_head_dim(config))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
@@ -95,23 +121,52 @@ def _tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], _head_dim(config)
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (config["vocab_size"], hidden)}
+    short = config["model_type"] == "lfm2"
     for layer in range(config["num_hidden_layers"]):
         block = f"blk.{layer}"
-        tensors |= {
-            f"{block}.attn_norm.weight": (hidden,),
+        first = {
             f"{block}.attn_q.weight": (q, hidden),
             f"{block}.attn_k.weight": (kv, hidden),
             f"{block}.attn_v.weight": (kv, hidden),
             f"{block}.attn_output.weight": (hidden, q),
-            f"{block}.ffn_norm.weight": (hidden,),
-            f"{block}.ffn_gate.weight": (inner, hidden),
-            f"{block}.ffn_up.weight": (inner, hidden),
-            f"{block}.ffn_down.weight": (hidden, inner),
         }
-    tensors["output_norm.weight"] = (hidden,)
+        if short:
+            first |= {f"{block}.attn_{part}_norm.weight": (head,) for part in "qk"}
+        if short and config["layer_types"][layer] == "conv":
+            first = {
+                f"{block}.shortconv.conv.weight": (hidden, config["conv_L_cache"]),
+                f"{block}.shortconv.in_proj.weight": (3 * hidden, hidden),
+                f"{block}.shortconv.out_proj.weight": (hidden, hidden),
+            }
+        tensors |= {
+            f"{block}.attn_norm.weight": (hidden,),
+            **first,
+            f"{block}.ffn_norm.weight": (hidden,),
+            **_second(block, config, hidden, inner),
+        }
+    tensors["token_embd_norm.weight" if short else "output_norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         tensors["output.weight"] = (config["vocab_size"], hidden)
     return tensors
+
+
+def _second(block: str, config: dict[str, Any], hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of an MLP, or of experts with their router and the norms of q and k."""
+    parts: dict[str, tuple[int, ...]] = {
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    if "num_experts" not in config:
+        return {f"{block}.ffn_{part}.weight": shape for part, shape in parts.items()}
+    experts, heads = config["num_experts"], config["num_attention_heads"] * _head_dim(config)
+    kv = config["num_key_value_heads"] * _head_dim(config)
+    return {
+        f"{block}.attn_q_norm.weight": (heads,),
+        f"{block}.attn_k_norm.weight": (kv,),
+        f"{block}.ffn_gate_inp.weight": (experts, hidden),
+        **{f"{block}.ffn_{part}_exps.weight": (experts, *shape) for part, shape in parts.items()},
+    }
 
 
 def _kind_of_k_m(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> Kind:
@@ -130,12 +185,12 @@ def _kind_of_k_m(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> K
 
 def _blocks(random: np.random.Generator, shape: tuple[int, ...], kind: Kind) -> npt.NDArray[np.uint8]:
     """Random rows whose weights are small: any codes, and scales of 1/1024."""
-    rows, width = shape
+    *before, width = shape
     values, size = gguf.GGML_QUANT_SIZES[kind]
-    blocks = random.integers(0, 256, (rows, width // values, size), np.uint8)
+    blocks = random.integers(0, 256, (*before, width // values, size), np.uint8)
     for place in SCALES[kind]:
         blocks[..., place] = np.frombuffer(np.float16(2**-10).tobytes(), np.uint8)
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(*before, -1)
 
 
 def main() -> None:

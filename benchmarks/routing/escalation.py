@@ -314,7 +314,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=None)
     options = parser.parse_args()
     if options.answer_tokens % STEP or options.answer_tokens <= 0:
-        parser.error(f"--answer-tokens {options.answer_tokens} is no multiple of {STEP}")
+        parser.error(f"--answer-tokens {options.answer_tokens} is not a multiple of {STEP}")
     with tempfile.TemporaryDirectory() as work:
         device = artifact(options.device, options.models / "classics-1M", Path(work))
         cloud = artifact(options.cloud, options.models / "classics-7M", Path(work))

@@ -91,7 +91,8 @@ def embed(run: Run, op: ops.Embed) -> Array:
 
 def norm(run: Run, op: ops.Norm) -> Array:
     x = run.values[op.x]
-    return rms_norm(x.reshape(len(x), op.groups, -1), run.weights[op.weight], op.eps).reshape(x.shape)
+    weight = run.weights[op.weight].reshape(-1, x.shape[1] // op.groups)
+    return rms_norm(x.reshape(len(x), op.groups, -1), weight, op.eps).reshape(x.shape)
 
 
 def product(run: Run, op: ops.Linear) -> Array:
@@ -150,6 +151,27 @@ def delta(run: Run, op: ops.Delta) -> Array:
     return out.reshape(len(x), -1)
 
 
+def ssm(run: Run, op: ops.Ssm) -> Array:
+    x, state = run.values[op.x], run.step.caches[op.state]
+    heads, inner = state.kv_heads, state.kv_heads * state.head_dim
+    value = x[:, :inner].reshape(len(x), heads, -1)
+    b, c = (
+        np.repeat(part.reshape(len(x), op.groups, -1), heads // op.groups, 1)
+        for part in np.split(x[:, inner:], 2, -1)
+    )
+    a_log, dt_bias, skip = run.weights[op.terms].reshape(3, heads)
+    dt = np.clip(np.logaddexp(0, run.values[op.dt] + dt_bias), op.least, op.most)
+    decay, added, out = np.exp(-np.exp(a_log) * dt), dt[..., None] * value, np.zeros_like(value)
+
+    def update(rows: Array, before: Array) -> Array:
+        after = before * decay[rows][:, :, None, None] + b[rows][..., None] * added[rows][:, :, None]
+        out[rows] = np.einsum("bhij,bhi->bhj", after, c[rows])
+        return np.asarray(after)
+
+    run.recur(op.state, update)
+    return np.asarray(out + skip[:, None] * value).reshape(len(x), -1)
+
+
 def glu(run: Run, op: ops.Glu) -> Array:
     gate, up = np.split(run.values[op.x], 2, -1)
     return np.asarray(ACTIVATIONS[op.activation](gate) * up)
@@ -169,7 +191,8 @@ def mul(run: Run, op: ops.Mul) -> Array:
 
 
 def scale(run: Run, op: ops.Scale) -> Array:
-    return np.asarray(run.values[op.x] * run.weights[op.weight])
+    x = run.values[op.x] * run.values[op.x].dtype.type(op.factor)
+    return np.asarray(x if op.weight is None else x * run.weights[op.weight])
 
 
 def columns(run: Run, op: ops.Columns) -> Array:
@@ -189,7 +212,10 @@ def route(run: Run, op: ops.Route) -> Array:
     weights = np.take_along_axis(scores, chosen, -1)
     if op.normalize is not None:
         weights = weights / (weights.sum(-1, keepdims=True) + real(op.normalize))
-    return np.concatenate([chosen.astype(x.dtype), weights * real(op.scale)], -1)
+    weights = weights * real(op.scale)
+    if op.factors is not None:
+        weights = weights * run.weights[op.factors][chosen]
+    return np.concatenate([chosen.astype(x.dtype), weights], -1)
 
 
 def experts(run: Run, op: ops.Experts) -> Array:
@@ -237,6 +263,7 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Any, Any], Array]] = {
     ops.Attend: attend,
     ops.Conv: conv,
     ops.Delta: delta,
+    ops.Ssm: ssm,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,

@@ -44,7 +44,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
         kept = source.packed.name if source.packed is not None else ""
         raise BuildError(
             f"--quality {options.quality} chooses codes, but the codes of {options.checkpoint} ({kept}) are "
-            f"kept: leave --quality out, or quantize anew with --requantize {source.scheme.name}"
+            f"kept: leave --quality out, or quantize them again with --requantize {source.scheme.name}"
         )
     if not source.scheme.bits:
         raise BuildError(

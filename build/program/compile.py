@@ -81,7 +81,7 @@ def compile_program(
         lowered = lower_step(job.model, job.cache, kernels, dtypes, job.matrices, m)
         module[f"step_{m}"] = lowered.function
         names.update(lowered.arguments)
-    bundles = kernels.bundles(job.model.step, rounds=dtypes.kv in ROUNDED)
+    bundles = kernels.bundles(job.model.step, rounds_keys=dtypes.kv in ROUNDED)
     names |= {identifier(name): f"weight:{name}" for name in bundles}
     bundled = {tuple(map(identifier, held)): identifier(name) for name, held in bundles.items()}
     gpu = str(target.kind.name) != "llvm"

@@ -63,7 +63,7 @@ def _content(value: Any, modules: set[str]) -> Any:
         return ["sequence", [_content(item, modules) for item in value]]
     if isinstance(value, type | FunctionType):
         if getattr(value, "__closure__", None):
-            raise TypeError(f"{value.__qualname__} holds values of its own, which a fingerprint cannot tell")
+            raise TypeError(f"{value.__qualname__} holds values of its own, which a fingerprint cannot cover")
         return ["name", _name(value, modules)]
     kind = type(value)
     name = _name(kind, modules)
@@ -80,5 +80,5 @@ def _name(code: type | FunctionType, modules: set[str]) -> str:
     modules.add(code.__module__)
     name = f"{code.__module__}.{code.__qualname__}"
     if not code.__module__.startswith(("nearfar.", "builtins")):
-        raise TypeError(f"{name} is no code of nearfar's, whose source a fingerprint could tell")
+        raise TypeError(f"{name} is not code of nearfar, so a fingerprint cannot cover its source")
     return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from tvm import relax, tirx
 
 from nearfar.format import buffers
@@ -79,6 +80,15 @@ class StepFunction:
             if str(value.ty.dtype) == "float32"
             else self.bind(relax.op.astype(value, "float32"), "wide")
         )
+
+    def narrow_value(self, name: str) -> relax.Var:
+        """The value in the dtype of activations. In float16 it saturates, as kernels store it."""
+        value, dtype = self.values[name], self._dtypes.activations
+        if str(value.ty.dtype) == dtype:
+            return value
+        largest = float(np.finfo(dtype).max)
+        bound = self.bind(relax.op.clip(value, -largest, largest), "bound")
+        return self.bind(relax.op.astype(bound, dtype), "narrow")
 
     def bind(self, expr: Any, hint: str) -> relax.Var:
         """Bind an expression to a new variable."""

@@ -49,7 +49,7 @@ class KernelCache:
         """Keep a program, and delete the least recently used ones beyond the limit."""
         if not write_cache(self._file(key), program.to_bytes(key)):
             warnings.warn(
-                f"compiled kernels cannot be kept in {self.folder}, so each build compiles them anew: free "
+                f"compiled kernels cannot be kept in {self.folder}, so each build compiles them again: free "
                 f"some space, or set {FOLDER} to another folder",
                 NearfarWarning,
                 stacklevel=2,

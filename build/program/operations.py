@@ -28,7 +28,7 @@ def embed(f: StepFunction, op: ops.Embed) -> relax.Expr:
 def norm(f: StepFunction, op: ops.Norm) -> relax.Expr:
     x = f.values[op.x]
     width = int(x.ty.shape.values[1])
-    job = jobs.Norm(f.m, width, op.eps, True, op.groups)
+    job = jobs.Norm(f.m, width, op.eps, True, op.groups, each=op.each)
     return operators.call(job, [x, f.vector(op.weight)])
 
 
@@ -56,13 +56,13 @@ def rope_append(f: StepFunction, op: ops.RopeAppend) -> relax.Expr:
         q_scale=op.q_scale,
         append=op.append,
     )
-    have = {"x": f.values[op.x], **f.where(op.cache), **f.kv(op.cache)}
+    have = {"x": f.narrow_value(op.x), **f.where(op.cache), **f.kv(op.cache)}
     if op.rope is not None:
         have["rope"] = f.buffer(buffers.rope(op.rope), (f.symbols["context"], job.head_dim), "float32")
     norms = {
         name: f.vector(weight) for name, weight in (("q_norm", op.q_norm), ("k_norm", op.k_norm)) if weight
     }
-    if job.rounds:
+    if job.rounds_keys:
         name = rounding(op.cache)
         shape = (2 * job.kv_heads * job.head_dim,)
         have["k_rounding"] = f.input(name, f"weight:{name}", shape, "float32")
@@ -99,6 +99,17 @@ def delta(f: StepFunction, op: ops.Delta) -> relax.Expr:
     return operators.rebuilt(job, have | vectors | f.where(op.state))
 
 
+def ssm(f: StepFunction, op: ops.Ssm) -> relax.Expr:
+    shape, where = f.step.caches[op.state], f.geometry()
+    assert shape.group.stride is not None
+    job = jobs.Ssm(
+        f.m, shape.kv_heads, op.groups, shape.depth, shape.head_dim, shape.group.stride, where["slots"],
+        where["pages_per_slot"], op.least, op.most,
+    )  # fmt: skip
+    have = {"x": f.wide_value(op.x), "dt": f.wide_value(op.dt), "state": f.kept(op.state)}
+    return operators.rebuilt(job, have | {"terms": f.vector(op.terms)} | f.where(op.state))
+
+
 def glu(f: StepFunction, op: ops.Glu) -> relax.Expr:
     gate, up = f.split(f.values[op.x])
     return relax.op.multiply(
@@ -123,7 +134,10 @@ def mul(f: StepFunction, op: ops.Mul) -> relax.Expr:
 
 
 def scale(f: StepFunction, op: ops.Scale) -> relax.Expr:
-    return relax.op.multiply(f.wide_value(op.x), f.vector(op.weight))
+    x = f.wide_value(op.x)
+    if op.factor != 1.0:
+        x = f.bind(relax.op.multiply(x, relax.const(op.factor, "float32")), "scaled")
+    return x if op.weight is None else relax.op.multiply(x, f.vector(op.weight))
 
 
 def columns(f: StepFunction, op: ops.Columns) -> relax.Expr:
@@ -133,9 +147,11 @@ def columns(f: StepFunction, op: ops.Columns) -> relax.Expr:
 def route(f: StepFunction, op: ops.Route) -> relax.Expr:
     x = f.values[op.x]
     job = jobs.Route(
-        f.m, int(x.ty.shape.values[1]), op.top, op.score, op.normalize, op.bias is not None, op.scale
-    )
-    return operators.call(job, [x, f.buffer("positions", (MAX_STEP,), "int32"), *f.optional(op.bias)])
+        f.m, int(x.ty.shape.values[1]), op.top, op.score, op.normalize, op.bias is not None, op.scale,
+        op.factors is not None,
+    )  # fmt: skip
+    vectors = [*f.optional(op.bias), *f.optional(op.factors)]
+    return operators.call(job, [x, f.buffer("positions", (MAX_STEP,), "int32"), *vectors])
 
 
 def experts(f: StepFunction, op: ops.Experts) -> relax.Expr:
@@ -183,6 +199,7 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepFunction, Any], relax.Expr]] = {
     ops.Attend: attend,
     ops.Conv: conv,
     ops.Delta: delta,
+    ops.Ssm: ssm,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,

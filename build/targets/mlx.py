@@ -23,6 +23,7 @@ from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
 from nearfar.kernels.quantized import Held, QuantTensor
+from nearfar.step.ops import Ssm
 from nearfar.step.params import Param
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 
@@ -115,14 +116,11 @@ class MlxTarget:
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Raise BuildError for layers that keep more than keys and values, for an exported function of an
-        embedding model or with experts, or without mlx installed.
+        """Raise BuildError for layers of Mamba-2; for an exported function of an embedding model, with
+        experts or with layers that keep more than keys and values; without mlx installed.
         """
-        if any(cache.parts != "kv" for cache in source.model.step.caches):
-            raise BuildError(
-                "target mlx keeps keys and values only, and this model has layers with a short convolution "
-                "or a recurrent state. Build for cpu or wasm"
-            )
+        if any(isinstance(op, Ssm) for op in source.model.step.ops):
+            raise BuildError("target mlx has no state space of Mamba-2. Build for cpu or wasm")
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(
@@ -132,6 +130,11 @@ class MlxTarget:
                 raise BuildError(
                     "--export-function is not for models with experts: a function would copy the matrices of "
                     "all experts at every step. Leave it out"
+                )
+            if any(cache.parts != "kv" for cache in source.model.step.caches):
+                raise BuildError(
+                    "--export-function is not for models with a short convolution or a recurrent state: a "
+                    "function keeps keys and values only. Leave it out"
                 )
             _exporter()
 

@@ -38,7 +38,7 @@ from typing import Any
 import mlx.core as mx
 
 from nearfar.edge_runtime.executors.mlx import attention
-from nearfar.edge_runtime.executors.mlx.calls import Arrays
+from nearfar.edge_runtime.executors.mlx.calls import Arrays, Rule
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
 from nearfar.edge_runtime.executors.mlx.stacks import Stack
@@ -107,7 +107,10 @@ class RawWeights:
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """See reading.Weights."""
         param = self._params[name]
-        parts = (_pick(piece, self._weights[piece.tensor]).astype(mx.float32) for piece in param.pieces)
+        parts = (
+            piece.scale * _pick(piece, self._weights[piece.tensor]).astype(mx.float32)
+            for piece in param.pieces
+        )
         return tuple((param.offset + param.scale * part).astype(dtype) for part in parts)
 
 
@@ -171,6 +174,14 @@ class FreeRun:
         sink = None if sinks is None else mx.expand_dims(mx.unflatten(sinks, 0, (kv_heads, -1)), (2, 3))
         out = attention.weights(scores, self._masks[op.window], op.softcap, sink) @ values
         return mx.flatten(mx.flatten(out, 1, 2).transpose(0, 2, 1, 3), -2, -1)
+
+    def before(self, cache: int, taps: int, x: mx.array) -> mx.array:
+        """See Run. The target has refused to export a model with convolutions."""
+        raise AssertionError("a function keeps keys and values only")
+
+    def recur(self, cache: int, parts: Arrays, rule: Rule) -> mx.array:
+        """See Run. The target has refused to export a model with states."""
+        raise AssertionError("a function keeps keys and values only")
 
     def choose(self, arrays: Arrays) -> list[mx.array]:
         """See Run."""

@@ -108,7 +108,7 @@ class PlannedTarget(Planned):
                 "--device-class"
             )
         rounding = any(variant.products == "int8" for variant in asked)
-        if rounding and not any(self.rounds(matrix) for matrix in source.matrices.values()):
+        if rounding and not any(self.int8_products(matrix) for matrix in source.matrices.values()):
             raise BuildError(
                 "--products int8 is for matrices of 2, 4 or 8 bits in groups of 32 or more, and this model "
                 "has none: choose such a --quant and --group-size, or leave int8 out"
@@ -151,7 +151,7 @@ class PlannedTarget(Planned):
         shards = ShardWriter(root)
         for name, frequencies in manifest.rope_tensors(source.model.step).items():
             shards.add(name, np.array(frequencies, np.float32))
-        bundles = self.packing.bundles(source.model.step, rounds=bool(source.rounding))
+        bundles = self.packing.bundles(source.model.step, rounds_keys=bool(source.rounding))
         writer = PackedWriter(self.packing, shards, bundles)
         for cache, weights in source.rounding.items():
             writer.add(rounding(cache), weights.reshape(-1))
@@ -201,7 +201,7 @@ class PlannedTarget(Planned):
         parts = [part for matrix in source.matrices.values() for part in self.packing.parts(matrix)]
         vectors = {param.name: source.bytes_of(param) for param in source.params if not param.is_matrix}
         vectors |= {rounding(cache): weights.nbytes for cache, weights in source.rounding.items()}
-        bundles = self.packing.bundles(source.model.step, rounds=bool(source.rounding)).values()
+        bundles = self.packing.bundles(source.model.step, rounds_keys=bool(source.rounding)).values()
         ropes = [4 * len(rope.inv_freq) for rope in source.model.step.ropes.values()]
         sizes = [part.bytes for part in parts] + [sum(vectors[name] for name in held) for held in bundles]
         return max([*sizes, *vectors.values(), *ropes], default=0)

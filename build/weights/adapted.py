@@ -193,7 +193,7 @@ def _sum(entry: Stored) -> Sum:
 
 
 class AdaptedPacked:
-    """Quantized matrices of which an adapter changes some: these are dequantized, and quantized anew. See
+    """Quantized matrices of which an adapter changes some: these are dequantized, and quantized again. See
     nearfar.build.weights.packed.contract.Packed.
     """
 

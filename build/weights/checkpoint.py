@@ -256,7 +256,7 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
         )
     text = _read_text(path)
     try:
-        value = strict_json.loads(text)
+        value = strict_json.loads(text, infinite=True)
     except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON ({error}): download or copy it again") from error
     if not isinstance(value, dict):

@@ -142,4 +142,4 @@ def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
         return None
     if param.k % scheme.group_size:
         return f"width {param.k} is not a multiple of group size {scheme.group_size}"
-    return f"codes of {scheme.bits} bits in rows of {param.k} are no whole words"
+    return f"codes of {scheme.bits} bits in rows of {param.k} do not fill whole words"

@@ -1,4 +1,4 @@
-"""Recognizes paths that are no checkpoints: other formats by their content, and what to take instead.
+"""Recognizes paths that are not checkpoints: other formats by their content, and what to take instead.
 
 Sources of the marks: PyTorch's zip of a pickle (torch/serialization), HDF5's signature, FlatBuffers' file
 identifiers of LiteRT ("TFL") and ExecuTorch ("ET12"), GGML's magic numbers before GGUF, peft's and diffusers'

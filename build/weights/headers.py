@@ -138,6 +138,6 @@ def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: in
         )
     if at < size:
         raise CheckpointError(
-            f"{file}: {size - at:,} bytes follow the last tensor, which ends at {at:,}: the file is no "
-            "longer what was written; download it again"
+            f"{file}: {size - at:,} bytes follow the last tensor, which ends at {at:,}: the file "
+            "has changed since it was written; download it again"
         )

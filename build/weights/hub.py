@@ -32,7 +32,7 @@ PATTERNS = (
 USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
 """The default GGUF models of a repository: the first of these that it has."""
 NO_MODEL = ("mmproj", "imatrix")
-"""Words at the beginning or end of GGUF file names that are no language models: image projectors, importance
+"""Words at the beginning or end of GGUF file names that are not language models: image projectors, importance
 matrices.
 """
 

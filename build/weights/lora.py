@@ -93,7 +93,7 @@ class Lora:
 
 
 def check_config(config: Mapping[str, Any], file: str) -> None:
-    """Raise CheckpointError for the settings of an adapter that is no plain LoRA. `file`: for messages."""
+    """Raise CheckpointError for the settings of an adapter that is not a plain LoRA. `file`: for messages."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{file}: peft_type is {show(kind)}; expected LORA: nothing else is merged")
@@ -125,7 +125,7 @@ def open_lora(path: Path, name: str) -> Lora:
         if found := PART.fullmatch(plain):
             parts.setdefault(found["module"], {})[found["which"].removesuffix(".weight")] = tensor
         elif "lora_" in plain:
-            raise CheckpointError(f"{path / WEIGHTS}: tensor {tensor!r} is no part of a plain LoRA")
+            raise CheckpointError(f"{path / WEIGHTS}: tensor {tensor!r} is not part of a plain LoRA")
         else:
             whole[plain.replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")] = tensor
     if not parts and not whole:

@@ -97,7 +97,7 @@ def listed_entries(listed: Path) -> dict[str, Entry]:
         name, records = shard.get("dataPath"), shard.get("records")
         if not isinstance(name, str) or Path(name).name != name or not isinstance(records, list):
             raise CheckpointError(
-                f"{listed}: a record has dataPath {show(name)}, which is no file of the directory, or lists "
+                f"{listed}: a record has dataPath {show(name)}, which is not in the directory, or lists "
                 "no tensors: download it again"
             )
         file = listed.parent / name

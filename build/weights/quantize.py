@@ -123,8 +123,8 @@ def quantize(
 
     weight: [n, k] float32, float16 or bfloat16, finite; importance [k]: the weight of each input's squared
     error, None for equal weights. Gives words uint32 [n, k*bits/32], scales and biases float16 [n, k/group].
-    Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where k is no multiple of
-    the group.
+    Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where k is not a multiple
+    of the group.
     """
     n, k = weight.shape
     if not scheme.fits(k):

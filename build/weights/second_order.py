@@ -4,7 +4,7 @@ With inputs x of second moments H = E[x·xᵀ] the error of a row is (w - ŵ)·H
 2022) rounds one input after the other, those with the largest moments first, and moves the weights of the
 remaining inputs to compensate, by the rows of the upper Cholesky factor of H⁻¹. Groups are static: their
 scales and biases are found first, by the weighted search of quantize.py, so that the order of inputs need not
-be stored. Then scale and bias of each group are solved for anew with the codes held fixed, in the same norm,
+be stored. Then scale and bias of each group are solved for again with the codes held fixed, in the same norm,
 and all of it once more on these grids.
 """
 

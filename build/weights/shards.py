@@ -28,7 +28,7 @@ class ShardWriter(HashedFiles):
     def __init__(self, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
         if shard_bytes <= 0 or shard_bytes % ALIGNMENT:
             raise BuildError(
-                f"shard size {shard_bytes} is no positive multiple of {ALIGNMENT}: choose one that is"
+                f"shard size {shard_bytes} is not a positive multiple of {ALIGNMENT}: choose one that is"
             )
         super().__init__(directory)
         self._shard_bytes = shard_bytes

@@ -141,7 +141,7 @@ class _Done:
 @dataclass(frozen=True)
 class WeightStream:
     """Yields the parameters of a checkpoint as slices, in order. `keeps`: the matrices of `packed` whose
-    codes are carried over; the others are quantized anew.
+    codes are carried over; the others are quantized again.
     """
 
     params: Sequence[Param]
@@ -224,7 +224,7 @@ class WeightStream:
         packed = self.packed if self.packed is not None and job.tensor in self.packed.tensors else None
         if packed is not None and matrix.quantized and job.tensor in self.keeps:
             found = packed.carry(job.tensor, job.start, job.stop, matrix.scales)
-            rows = found.rows.widened(matrix.bits, matrix.group, matrix.k)
+            rows = _centred(found.rows, matrix).widened(matrix.bits, matrix.group, matrix.k)
             return _Done(rows, CARRIED[1] if found.step else CARRIED[0], found.step, found.rounded)
         anew: Carriage | None = "requantized" if packed is not None else None
         if self.solved is not None and job.tensor in self.solved:
@@ -269,6 +269,17 @@ class WeightStream:
         sizes = [self.checkpoint.entries[name].bytes for name in names]
         rows = job.param.tensors[job.tensor]
         return sum(size * job.stop // rows - size * job.start // rows for size in sizes)
+
+
+def _centred(rows: QuantTensor, matrix: Matrix) -> QuantTensor:
+    """Move codes up where they are stored with more bits and without offsets: the code that stands for 0 is
+    2^(bits - 1). Weights stay as they are.
+    """
+    by = matrix.zero - matrix.scales.zero(rows.bits)
+    if not by:
+        return rows
+    biases = (rows.scales * np.float32(-matrix.zero)).astype(np.float16)
+    return QuantTensor.of_codes(rows.codes + np.uint8(by), rows.scales, biases, matrix.bits)
 
 
 def _ranges(param: Param, tensor: str, n: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nearfar.edge_runtime.found import Found
 from nearfar.edge_runtime.text.files import TOKENIZER_FILES
 from nearfar.errors import ArtifactError, DeviceError, RequestError
-from nearfar.format import packs
+from nearfar.format import bundle_files
 from nearfar.format.kv import BITS, OF_TARGET
 from nearfar.format.manifest import Function, Manifest, Program, Tensor
 from nearfar.format.manifest_file import read
@@ -96,7 +96,7 @@ class Artifact:
         them.
         """
         with self._open(name) as stream:
-            found = packs.unpacked(stream.read(), f"{name} of {self.path}")
+            found = bundle_files.unbundled(stream.read(), f"{name} of {self.path}")
         for file, content in found.items():
             if hashlib.sha256(content).hexdigest() != self.digest(file):
                 raise ArtifactError(f"{name} of {self.path} holds another {file}. Build the artifact again")

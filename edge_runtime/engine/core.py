@@ -210,7 +210,7 @@ class EngineCore:
                 f"{self.manifest.model.name} gives embeddings and no text: {EMBEDDINGS}", "model"
             )
         if not labels or not all(len(label) for label in labels):
-            raise RequestError("labels must be at least one, and none of them empty", "labels")
+            raise RequestError("labels: give at least one, and no empty one", "labels")
         self._check_tokens(prompt)
         for label in labels:
             self._check_tokens(label)

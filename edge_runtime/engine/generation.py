@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from nearfar.edge_runtime.engine.requests import FinishReason, Request, RequestStats, TokenEvent, TopLogprob
+from nearfar.edge_runtime.engine.requests import FinishReason, Logprob, Request, RequestStats, TokenEvent
 from nearfar.edge_runtime.engine.steps import Sampled
 
 
@@ -63,5 +63,5 @@ def event_of(
     if count is None or sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
         return TokenEvent(token, finish)
     ids, values = sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist()
-    top = tuple(TopLogprob(i, v) for i, v in zip(ids, values, strict=True))
+    top = tuple(Logprob(i, v) for i, v in zip(ids, values, strict=True))
     return TokenEvent(token, finish, float(sampled.logprobs[row]), top)

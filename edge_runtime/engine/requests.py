@@ -30,8 +30,8 @@ def outside(tokens: Seq[int], vocab: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class TopLogprob:
-    """An alternative to a sampled token."""
+class Logprob:
+    """A token and its log-probability."""
 
     token: int
     logprob: float
@@ -53,14 +53,12 @@ class ScoredRow:
 class RowScores:
     """What the logits of one position say of the next token, in natural logarithms.
 
-    `logprobs`: of the tokens that were asked for, in their order. `entropy`: of all tokens. `best`, `second`:
-    log-probabilities of the two likeliest tokens.
+    `logprobs`: of the tokens that were asked for, in their order. `top`: of the likeliest tokens
+    (TOP_LOGPROBS of format/sizes.py), in descending order, as samplers report them.
     """
 
     logprobs: tuple[float, ...]
-    entropy: float
-    best: float
-    second: float
+    top: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class TokenEvent:
     token: int
     finish_reason: FinishReason | None = None
     logprob: float | None = None
-    top_logprobs: tuple[TopLogprob, ...] = ()
+    top_logprobs: tuple[Logprob, ...] = ()
     embedding: npt.NDArray[Any] | None = None
     """float32 [width], from a model that gives embeddings; the token then has no meaning."""
     scores: Mapping[int, RowScores] | None = None

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.engine.requests import RowScores, ScoredRow
+from nearfar.format.sizes import TOP_LOGPROBS
 
 
 def scored_rows(rows: Seq[ScoredRow], start: int, count: int, room: int) -> tuple[int, tuple[ScoredRow, ...]]:
@@ -37,11 +38,11 @@ def row_scores(logits: npt.NDArray[Any], rows: Iterable[ScoredRow]) -> tuple[Row
 
 def _scores(logits: npt.NDArray[np.float64], row: ScoredRow) -> RowScores:
     if not np.isfinite(logits).all():
-        return RowScores((float("nan"),) * len(row.tokens), float("nan"), float("nan"), float("nan"))
-    second, best = np.partition(logits, -2)[-2:].tolist() if len(logits) > 1 else (-np.inf, logits[0])
-    weights = np.exp(logits - best)
-    total = float(weights.sum())
-    log_sum = best + float(np.log(total))
-    entropy = log_sum - float(weights @ logits) / total
+        return RowScores((float("nan"),) * len(row.tokens), (float("nan"),))
+    top = np.sort(
+        np.partition(logits, -TOP_LOGPROBS)[-TOP_LOGPROBS:] if len(logits) > TOP_LOGPROBS else logits
+    )
+    best = float(top[-1])
+    log_sum = best + float(np.log(np.exp(logits - best).sum()))
     found = tuple(float(logits[token]) - log_sum for token in row.tokens)
-    return RowScores(found, max(entropy, 0.0), best - log_sum, second - log_sum)
+    return RowScores(found, tuple((top[::-1] - log_sum).tolist()))

@@ -180,8 +180,9 @@ class Scheduler:
         chunks = self._decode_rows(before)
         if chunks is None:
             return None
-        wanted, decoding = self._prefill_wanted(before), len(chunks)
-        budget = self.limits.prefill_rows(len(chunks), sum(r.remaining for r in wanted)) if wanted else 0
+        decoding = len(chunks)
+        wanted = self._prefill_wanted(before, decoding)
+        budget = self.limits.prefill_rows(decoding, sum(r.remaining for r in wanted)) if wanted else 0
         # Each other request may need a row of logits in this step.
         room = self.limits.max_logits - sum(not request.scored for request in self.running)
         for request, take in zip(wanted, share_rows([*map(self._computable, wanted)], budget), strict=True):
@@ -299,8 +300,10 @@ class Scheduler:
             self.table.release(request.sequence)
             request.sequence = None
 
-    def _prefill_wanted(self, before: Step | None) -> list[Request]:
-        """Running requests with positions left to compute, and as many waiting ones as can be admitted."""
+    def _prefill_wanted(self, before: Step | None, decoding: int) -> list[Request]:
+        """Running requests with positions left to compute, and as many waiting ones as can be admitted beside
+        `decoding` decode rows.
+        """
         fed = before.sampled if before else []
         wanted = [
             r
@@ -310,7 +313,7 @@ class Scheduler:
         for request in wanted:
             # before others are admitted, so that these cannot take the request's pages
             self._advance(request)
-        rows = sum(r.remaining for r in wanted)
+        rows = decoding + sum(r.remaining for r in wanted)
         kept = kept_rows(self.limits.max_rows)
         without_room: list[Request] = []
         for request in list(islice(self.waiting, LOOKED_AT)):

@@ -374,7 +374,7 @@ def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
     """The results of a step: constraints accept their tokens, and requests without a token are refused."""
     refused = dict(launched.refused)
     for (request, _), scores in zip(step.scored, sampled.scores, strict=True):
-        if not math.isfinite(scores.entropy):
+        if not math.isfinite(scores.top[0]):
             refused[request.number] = DeviceError(NOT_FINITE)
     for row, request in enumerate(step.sampled):
         if request.done or request.number in refused:

@@ -36,7 +36,7 @@ def slow(pattern: str) -> str | None:
 
     The pattern must be one that `why_not` accepts.
     """
-    return None if _repeats(parser.parse(pattern)) <= 2 else "beside properties it has too many repeats"
+    return None if _repeats(parser.parse(pattern)) <= 2 else "with properties it has too many repeats"
 
 
 def _repeats(nodes: Iterable[Any]) -> float:

@@ -80,7 +80,7 @@ class _Narrowing(TypedKeywords):
         if schema is True:
             return {}
         if not isinstance(schema, dict):
-            raise self._error(place, f"{schema!s:.40} allows nothing, or is no schema")
+            raise self._error(place, f"{schema!s:.40} allows nothing, or is not a schema")
         known = {
             key: value for key, value in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")
         }
@@ -105,7 +105,7 @@ class _Narrowing(TypedKeywords):
 
     def _alone(self, rest: Schema, keyword: str, place: str) -> None:
         for other in rest:
-            self._drop(place, other, f"it cannot be enforced beside {keyword!r}")
+            self._drop(place, other, f"it cannot be enforced together with {keyword!r}")
 
     def _each(self, schemas: Any, place: str) -> Schema:
         if not isinstance(schemas, dict):

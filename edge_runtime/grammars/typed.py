@@ -79,7 +79,7 @@ class TypedKeywords(ABC):
         if pattern is not None:
             why = why_not(pattern)
             if why is None and len(own) > 1:
-                why = "it cannot be enforced beside minLength or maxLength"
+                why = "it cannot be enforced together with minLength or maxLength"
             if why is not None:
                 self._drop(place, "pattern", why)
                 del own["pattern"]
@@ -169,7 +169,7 @@ class TypedKeywords(ABC):
             self._required(own, place)
         if own.get("minProperties", 0) > 1 and own.get("additionalProperties", False) is not False:
             # The same name twice would count as two properties.
-            self._drop(place, "minProperties", "beside additionalProperties it is only enforced up to 1")
+            self._drop(place, "minProperties", "with additionalProperties it is only enforced up to 1")
             del own["minProperties"]
         return own
 
@@ -212,7 +212,9 @@ class TypedKeywords(ABC):
         if names is True or not self._limits_names(made := self._schema(names, f"{place}/propertyNames")):
             return
         if "properties" in own or "patternProperties" in own:
-            self._drop(place, "propertyNames", "it cannot be enforced beside properties or patternProperties")
+            self._drop(
+                place, "propertyNames", "it cannot be enforced together with properties or patternProperties"
+            )
             return
         others = own.get("additionalProperties", True)
         value = {} if others is True else others
@@ -240,7 +242,7 @@ class TypedKeywords(ABC):
         if why is None and len(patterns) > 1:
             why = "only one pattern can be enforced"
         if why is None and own.get("additionalProperties", False) is not False:
-            why = "it cannot be enforced beside additionalProperties"
+            why = "it cannot be enforced together with additionalProperties"
         if why is None and own.get("properties"):
             why = next((reason for pattern in patterns if (reason := slow(pattern))), None)
         if why is None and any(

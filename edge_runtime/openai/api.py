@@ -20,6 +20,7 @@ from nearfar.edge_runtime.openai.context import ContextPolicy, check_policy
 from nearfar.edge_runtime.openai.decisions import Asked, Decision, decide
 from nearfar.edge_runtime.openai.embeddings import Embeddings
 from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.responses.create import Responses
 from nearfar.edge_runtime.progress import Tell, Teller
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.edge_runtime.text.codec import TextCodec
@@ -36,6 +37,7 @@ class AsyncEngine(Loaded):
         self.chat = Chat(self)
         self.completions = Completions(self)
         self.embeddings = Embeddings(self)
+        self.responses = Responses(self.chat.completions)
 
     @classmethod
     async def load(

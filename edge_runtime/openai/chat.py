@@ -73,9 +73,16 @@ class ChatCompletions:
         self, messages: Seq[Mapping[str, Any]], *, stream: bool = False, **params: Unpack[ChatParams]
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
         """Answer a conversation, whole or in chunks."""
-        chunks = streams(stream)
+        chunks, usage = streams(stream), include_usage(params)
+        response = await self.start(messages, params)
+        if chunks:
+            return AsyncStream(_chat_chunks(response, usage), response.aclose)
+        return await _chat_whole(response)
+
+    async def start(self, messages: Seq[Mapping[str, Any]], params: ChatParams) -> Response:
+        """Check a request, and start its answers."""
         sampling = chat_sampling(params, self._engine.manifest.sampling)
-        n, usage = choices(params), include_usage(params)
+        n = choices(params)
         wanted, (tools, choice) = asked_grammar(params), tools_and_choice(params)
         check_model(params, self._engine.manifest.model.name)
         given = checked_messages(messages)
@@ -95,10 +102,7 @@ class ChatCompletions:
             return PartReader(reader)
 
         context = fitted.tokens if goes_on else ()
-        response = await Response.start(engine, "chatcmpl", fitted, context, sampling, n, grammar, reading)
-        if chunks:
-            return AsyncStream(_chat_chunks(response, usage), response.aclose)
-        return await _chat_whole(response)
+        return await Response.start(engine, "chatcmpl", fitted, context, sampling, n, grammar, reading)
 
 
 async def _chat_whole(response: Response) -> ChatCompletion:

@@ -34,19 +34,18 @@ anyway, and rows of logits that a step has left.
 class Knowledge(Record):
     """What a model shows about a prompt. Logarithms are natural.
 
-    `prompt_tokens`: its length. `entropy`, `best`, `margin`: of the first token of the answer: the entropy of
-    all tokens, the log-probability of the likeliest one, and how far the second is below it.
-    `prompt_logprob`: the mean log-probability of some of the prompt's last tokens; None if they were in the
-    cache. `sure`: the log-odds of the answer Yes to the question whether it can answer; None if it was not
-    asked.
+    `prompt_tokens`: its length. `top`: log-probabilities of the likeliest first tokens of the answer, in
+    descending order. `prompt_logprob`: the mean log-probability of some of the prompt's last tokens; None if
+    they were in the cache. `sure`: the log-odds of the answer Yes to the question whether it can answer; None
+    if it was not asked. `row`: ids of tokens with their log-probabilities as the first token, to 4 digits:
+    the last hidden row as the output matrix shows it.
     """
 
     prompt_tokens: int
-    entropy: float
-    best: float
-    margin: float
+    top: tuple[float, ...]
     prompt_logprob: float | None
     sure: float | None
+    row: tuple[tuple[int, float], ...] = ()
 
 
 async def knowledge(
@@ -54,20 +53,22 @@ async def knowledge(
     messages: Seq[Mapping[str, Any]],
     *,
     ask: bool = True,
+    tokens: Seq[int] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> Knowledge:
     """Read a conversation, and return what the model shows about it. `ask`: also ask the model itself.
+    `tokens`: ids for `row`, which cost nothing.
 
     The question costs a prompt of its own, of which all but the last tokens are in the cache.
     """
     given = checked_messages(messages)
     encode = ChatEncoder(engine.codec, variables=variables)
-    tokens = await beside(lambda: encode(given), characters(given))
-    engine.core.check_scores(tokens, [[0]])
-    last = len(tokens) - 1
+    prompt = await beside(lambda: encode(given), characters(given))
+    engine.core.check_scores(prompt, [[0], tokens] if tokens else [[0]])
+    last, asked = len(prompt) - 1, tuple(tokens)
     before = range(max(last - LAST_ROWS, 0), last)
-    rows = (*(ScoredRow(at, (tokens[at + 1],), optional=True) for at in before), ScoredRow(last, ()))
-    reading = engine.core.start(Request(tuple(tokens), NOTHING_SAMPLED, 0, 0, scored=rows))
+    rows = (*(ScoredRow(at, (prompt[at + 1],), optional=True) for at in before), ScoredRow(last, asked))
+    reading = engine.core.start(Request(tuple(prompt), NOTHING_SAMPLED, 0, 0, scored=rows))
     try:
         scores = dict((await anext(reading)).scores or {})
     finally:
@@ -75,12 +76,11 @@ async def knowledge(
     first = scores.pop(last)
     own = [each.logprobs[0] for each in scores.values()]
     return Knowledge(
-        len(tokens),
-        first.entropy,
-        first.best,
-        first.best - first.second,
+        len(prompt),
+        first.top,
         sum(own) / len(own) if own else None,
         await _sure(engine, given, variables) if ask else None,
+        tuple((token, round(each, 4)) for token, each in zip(asked, first.logprobs, strict=True)),
     )
 
 

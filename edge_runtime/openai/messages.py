@@ -50,6 +50,6 @@ def _message(index: int, message: object) -> dict[str, Any]:
     for field, value in message.items():
         if field not in _MESSAGE and value is not None:
             raise RequestError(
-                f"{where}.{field} is no field of a message{advised([str(field)], _MESSAGE)}", "messages"
+                f"{where}.{field} is not a field of a message{advised([str(field)], _MESSAGE)}", "messages"
             )
     return canonical(message)

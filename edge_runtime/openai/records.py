@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +62,22 @@ class TokenLogprob(Record):
     logprob: float
     bytes: list[int]
     top_logprobs: list[TopLogprob]
+
+
+def logprob_record(item: TokenLogprob) -> dict[str, Any]:
+    """A token's log-probability as JSON, in the shape of chat completions."""
+    return {**_bare(item), "top_logprobs": [_bare(other) for other in item.top_logprobs]}
+
+
+def finite(value: float) -> float | None:
+    """A log-probability for JSON, which has no infinity: OpenAI writes -9999. NaN becomes None (a prompt's
+    first token).
+    """
+    return None if math.isnan(value) else max(value, -9999.0)
+
+
+def _bare(item: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    return {"token": item.token, "logprob": finite(item.logprob), "bytes": item.bytes}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from nearfar.edge_runtime.openai.records import (
     Completion,
     CreateEmbeddingResponse,
 )
+from nearfar.edge_runtime.openai.responses.checks import ResponseParams
+from nearfar.edge_runtime.openai.responses.create import Response, ResponseEvent
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.progress import Tell
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
@@ -155,6 +157,7 @@ class Engine:
         self.chat = _Chat(self._loop, engine)
         self.completions = _Completions(self._loop, engine)
         self.embeddings = _Embeddings(self._loop, engine)
+        self.responses = _Responses(self._loop, engine)
 
     @property
     def loop(self) -> Loop:
@@ -298,6 +301,40 @@ class _Completions:
     ) -> Completion | Stream[Completion]:
         """Continue a text or token ids, whole or in chunks."""
         made = self._loop.run(self._engine.completions.create(prompt, stream=stream, **params))
+        return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
+
+
+class _Responses:
+    """`engine.responses`."""
+
+    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+        self._loop, self._engine = loop, engine
+
+    @overload
+    def create(
+        self,
+        input: str | Seq[Mapping[str, Any]] | None = None,
+        *,
+        stream: Literal[False] = False,
+        **params: Unpack[ResponseParams],
+    ) -> Response: ...
+    @overload
+    def create(
+        self,
+        input: str | Seq[Mapping[str, Any]] | None = None,
+        *,
+        stream: Literal[True],
+        **params: Unpack[ResponseParams],
+    ) -> Stream[ResponseEvent]: ...
+    def create(
+        self,
+        input: str | Seq[Mapping[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        **params: Unpack[ResponseParams],
+    ) -> Response | Stream[ResponseEvent]:
+        """See nearfar.edge_runtime.openai.responses.create.Responses.create."""
+        made = self._loop.run(self._engine.responses.create(input, stream=stream, **params))
         return Stream(self._loop, made, made.close()) if isinstance(made, AsyncStream) else made
 
 

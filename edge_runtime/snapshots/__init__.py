@@ -90,9 +90,9 @@ async def load(core: EngineCore, path: Path, progress: Progress | None) -> Snaps
     keys = key_rounding(core.manifest, snapshot.kv_bits)
     if snapshot.keys != keys:
         raise SnapshotError(
-            f"the snapshot {path} has keys that are rounded by {snapshot.keys or 'no text'}, those of this "
-            f"artifact are by {keys or 'none'}: save it again here, or build both artifacts with the same "
-            "--calibrate"
+            f"the keys of the snapshot {path} are rounded by a calibration on {snapshot.keys or 'no text'}, "
+            f"those of this artifact on {keys or 'no text'}: save it again here, or build both artifacts "
+            "with the same --calibrate"
         )
     tokens = tensors.pop("tokens")
     if tokens.max() >= core.manifest.model.vocab_size:

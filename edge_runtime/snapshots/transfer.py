@@ -75,8 +75,8 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
     needed = [saved - window.first_column(len(tokens)) * size for window in table.windows]
     if saved % size and any(window.stride for window in table.windows):
         raise SnapshotError(
-            f"the snapshot has the states behind {saved} tokens, which are no whole pages of {size} tokens "
-            "here: save it again with this engine"
+            f"the snapshot has the states behind {saved} tokens, but this engine needs a multiple of its "
+            f"page size, {size}: save it again with this engine"
         )
     head_dim = head_dim_of(core.manifest)
     await asyncio.to_thread(check_layout, layouts, tensors, saved, needed, head_dim)
@@ -123,7 +123,7 @@ def check_layout(
     flat = [name for name, given in tensors.items() if given.ndim != 3]
     if flat:
         raise SnapshotError(
-            f"the snapshot's {flat[0]} is {list(tensors[flat[0]].shape)}, which are no keys or values: "
+            f"the snapshot's {flat[0]} is {list(tensors[flat[0]].shape)}, not a shape of keys or values: "
             f"{again}"
         )
     every = {name: page for layout in layouts for name, page in layout.items()}

@@ -52,7 +52,7 @@ def find_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> ChatT
     """The templates of a tokenizer_config.json and of TEMPLATE_FILES next to it.
 
     If there is a chat_template.jinja, the config's templates are ignored. ArtifactError if the config's are
-    no templates, or if none of several is the plain one.
+    not templates, or if it has several and no default one.
     """
     named = {} if TEMPLATE in files else _named(config.get("chat_template"))
     named |= {_NAMES[name]: text for name, text in files.items()}
@@ -60,8 +60,8 @@ def find_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> ChatT
         return ChatTemplates()
     if "default" not in named and len(named) > 1:
         raise ArtifactError(
-            f"of the chat templates {', '.join(sorted(named))} none is called default: call that of plain "
-            "chats so"
+            f"of the chat templates {', '.join(sorted(named))} none is named default: give the one for "
+            "plain chats this name"
         )
     plain = named.get("default", next(iter(named.values())))
     tools = named.get("tool_use")

@@ -17,7 +17,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     """The object in a JSON text.
 
     A text that was cut is read with open strings and brackets closed, or else without its last part. A text
-    that is no object gives an object without members.
+    that is not an object gives an object without members.
     """
     if (found := _read(text)) is not None:
         return found

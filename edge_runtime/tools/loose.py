@@ -33,7 +33,7 @@ class _More(Exception):
 
 
 class _Other(Exception):
-    """The text is no call."""
+    """The text is not a call."""
 
 
 class Unsure:

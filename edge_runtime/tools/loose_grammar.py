@@ -34,7 +34,7 @@ def behind_name(name: str) -> str:
 
 
 def no_call_of(names: Collection[str]) -> str:
-    """A regular expression of the rest of a line after TRIGGER that is no call of one of these tools.
+    """A regular expression of the rest of a line after TRIGGER that is not a call of one of these tools.
 
     xgrammar stores a mask for each place in it. So a name that begins with FEW characters of a tool's name
     counts as that name, and a key after it that begins as one of WORDS counts as that word.

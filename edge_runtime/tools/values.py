@@ -51,7 +51,7 @@ def json_of(text: str) -> Any:
 
 
 def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def _finite(digits: str) -> float:

@@ -9,6 +9,16 @@ from html import escape
 
 WIDTH, HEIGHT = 460, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 44
+COLOURS = ("#2a6f97", "#888", "#c1121f", "#588157", "#e09f3e", "#7209b7", "#006d77", "#bc6c25")
+STYLE = "".join(
+    [
+        "svg{background:#fff;font-family:sans-serif}text{fill:#222;font-size:12px}",
+        ".title{font-weight:600;font-size:13px}.tick,.axis{fill:#666;font-size:11px}.grid{stroke:#ddd}",
+        ".line{fill:none;stroke-width:2}",
+        *(f".line.c{at}{{stroke:{one}}}.dot.c{at},.k{at}{{fill:{one}}}" for at, one in enumerate(COLOURS)),
+    ]
+)
+"""The style of a picture that stands alone."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +39,31 @@ def chart(
     even: bool = False,
     bound: float | None = None,
 ) -> str:
-    """Return a chart as SVG; "" without points. With `even`, the x values (1, 4, 16, …) are equally far
-    apart. `bound` draws a horizontal line (the SLO).
+    """Return a chart as SVG for a page; "" without points. With `even`, the x values (1, 4, 16, …) are
+    equally far apart. `bound` draws a horizontal line (the SLO).
     """
+    drawn = _drawn(title, x_name, y_name, lines, even, bound)
+    return f"{drawn}</svg>{_legend(lines)}" if drawn else ""
+
+
+def picture(title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
+    """Return a chart as an SVG file that stands alone, with its colours and its legend; "" without points."""
+    drawn = _drawn(title, x_name, y_name, lines, False, None)
+    if not drawn:
+        return ""
+    names = "".join(
+        f'<text class="key k{index % 8}" text-anchor="end" x="{WIDTH - RIGHT}" '
+        f'y="{HEIGHT - BOTTOM - 10 - 14 * (len(lines) - 1 - index)}">{escape(line.name)}</text>'
+        for index, line in enumerate(lines)
+    )
+    head, rest = drawn.split(">", 1)
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{rest}{names}</svg>\n'
+
+
+def _drawn(
+    title: str, x_name: str, y_name: str, lines: Sequence[Line], even: bool, bound: float | None
+) -> str:
+    """The SVG without its end; "" without points."""
     xs = sorted({x for line in lines for x, _ in line.points})
     ys = [y for line in lines for _, y in line.points]
     if not xs:
@@ -81,7 +113,7 @@ def chart(
                 f"<title>{escape(line.name)}: {x:g}, {y:.4g}</title></circle>"
                 for x, y in line.points
             ]
-    return "".join([*parts, "</svg>", _legend(lines)])
+    return "".join(parts)
 
 
 def _legend(lines: Sequence[Line]) -> str:

@@ -40,7 +40,7 @@ class Item:
 
 def read_trace(path: Path) -> list[Item]:
     """Read all requests of a file, sorted by time, the first at 0. The suffix (.csv or .jsonl) determines the
-    format. Raises RequestError for a file that cannot be read or is no trace.
+    format. Raises RequestError for a file that cannot be read or is not a trace.
     """
     readers = {".csv": _azure, ".jsonl": _mooncake}
     if path.suffix not in readers:

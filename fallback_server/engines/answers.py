@@ -9,13 +9,14 @@ from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
+from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.openai.answer_text import AnswerText
 from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.parts import PartReader
-from nearfar.fallback_server.backend import Logprob, TokenEvent
+from nearfar.fallback_server.backend import TokenEvent
 from nearfar.fallback_server.engines.base import TokenUsage
 
 

@@ -24,7 +24,6 @@ from nearfar.fallback_server.backend import (
     BackendStats,
     EmbedRequest,
     LabelScores,
-    Logprob,
     RunningProgram,
     Sampling,
     ScoreRequest,
@@ -322,5 +321,4 @@ def _event(event: edge.TokenEvent, request: TokenRequest, cached: int, queued: f
     finish: Literal["stop", "length"] | None = (
         "stop" if event.token in request.stop_token_ids else event.finish_reason
     )
-    top = tuple(Logprob(other.token, other.logprob) for other in event.top_logprobs)
-    return TokenEvent(event.token, finish, event.logprob, top, None, cached, queued)
+    return TokenEvent(event.token, finish, event.logprob, event.top_logprobs, None, cached, queued)

@@ -70,7 +70,7 @@ def is_url(models: Seq[str]) -> bool:
 
 def guess(models: Seq[str], command: str = COMMAND) -> Kind:
     """Infer the kind of engine from the models' names. Raises RequestError for a mix, or for several that are
-    no URLs.
+    not URLs.
     """
     if is_url(models):
         return "upstream"

@@ -231,8 +231,8 @@ class Relay:
                 self._route.counts.cached += self._usage.cached
 
     def _passing(self, only: int | None) -> Passing | None:
-        """How the events of a call are passed on; None where they are read and written anew: answers that are
-        asked for one by one have another index, and a continued answer has begun with another id.
+        """How the events of a call are passed on; None where they are read and written again: answers that
+        are asked for one by one have another index, and a continued answer has begun with another id.
         """
         request = self._request
         if not request.passed or only is not None or self._seen:

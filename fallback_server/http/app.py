@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from nearfar.edge_runtime.openai.responses.kept import KeptResponses
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, errors, probes
 from nearfar.fallback_server.http.apis import (
@@ -23,7 +24,6 @@ from nearfar.fallback_server.http.apis import (
     responses_routes,
     tokens_routes,
 )
-from nearfar.fallback_server.http.apis.kept import KeptResponses
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.counts import Counts
 from nearfar.fallback_server.http.ignoring import HEADER

@@ -125,7 +125,7 @@ def _check_rights(service: Service, wanted: EngineRequest) -> None:
     """
     tenant, model = wanted.tenant, wanted.model
     if not service.engine.models():
-        raise EngineError("no model is there yet; try again later")
+        raise EngineError("the server has no model yet; try again later")
     known = [info.id for info in service.visible(tenant)]
     if model not in known:
         raise ApiError(

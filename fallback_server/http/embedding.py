@@ -16,7 +16,7 @@ from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.schemas import EmbeddingRequest
 from nearfar.fallback_server.http.shapes import embeddings
 
-NOT_FINITE = "a vector has values that are no numbers: the model overflows, run it in a wider dtype (float32)"
+NOT_FINITE = "a vector has a value that is NaN or infinite: run the model in a wider dtype (float32)"
 
 
 def embedding(body: EmbeddingRequest) -> EngineRequest:

@@ -181,7 +181,7 @@ class Admission:
             raise ApiError(
                 429,
                 f"this key may use {account.most} tokens a day, and too few are left for this prompt of "
-                f"{prompt}; the budget begins anew at 00:00 UTC, in {_hours(wait)}",
+                f"{prompt}; the budget starts again at 00:00 UTC, in {_hours(wait)}",
                 None,
                 code,
                 wait,

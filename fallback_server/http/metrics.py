@@ -117,7 +117,10 @@ class Metrics:
             return Counter(PREFIX + name, text, ["model_name", *labels], registry=self._registry)
 
         self.key_tokens = counter(
-            "key_tokens", "Tokens by key: of prompts, of them cached, and generated.", "key", "kind"
+            "key_tokens",
+            "Tokens by key: tokens of prompts, cached tokens of prompts, and generated tokens.",
+            "key",
+            "kind",
         )
         self.key_seconds = counter(
             "key_seconds", "Seconds of requests by key and phase: queue, prefill, decode.", "key", "phase"

@@ -160,7 +160,7 @@ _TAGS = {"developer": "system", **dict.fromkeys(("system", "user", "assistant", 
 
 
 def role(message: Any) -> str | None:
-    """Select the message type by role. A value that is no object selects the first one, whose validation
+    """Select the message type by role. A value that is not an object selects the first one, whose validation
     reports it.
     """
     if not isinstance(message, dict | Strict):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
-from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob, finite, logprob_record
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
 
@@ -151,7 +151,7 @@ def _parallel(logprobs: Seq[TokenLogprob], offsets: list[int]) -> Record:
     """
     return {
         "tokens": map(_name, logprobs),
-        "token_logprobs": (_finite(item.logprob) for item in logprobs),
+        "token_logprobs": (finite(item.logprob) for item in logprobs),
         "top_logprobs": map(_top, logprobs),
         "text_offset": offsets,
     }
@@ -202,12 +202,7 @@ def merged(parts: Seq[CallPart]) -> list[Record]:
 
 def content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
     """Return the log-probabilities in the chat completions' shape."""
-    content = ({**_told(item), "top_logprobs": [*map(_told, item.top_logprobs)]} for item in logprobs)
-    return {"content": content, "refusal": None}
-
-
-def _told(item: TokenLogprob | TopLogprob) -> Record:
-    return {"token": item.token, "logprob": _finite(item.logprob), "bytes": item.bytes}
+    return {"content": map(logprob_record, logprobs), "refusal": None}
 
 
 def _top(item: TokenLogprob) -> Record | None:
@@ -217,8 +212,8 @@ def _top(item: TokenLogprob) -> Record | None:
     if math.isnan(item.logprob):
         return None
     return {
-        **{_name(other): _finite(other.logprob) for other in item.top_logprobs},
-        _name(item): _finite(item.logprob),
+        **{_name(other): finite(other.logprob) for other in item.top_logprobs},
+        _name(item): finite(item.logprob),
     }
 
 
@@ -229,12 +224,3 @@ def _name(token: TokenLogprob | TopLogprob) -> str:
     if "\ufffd" in token.token and token.bytes:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
     return token.token
-
-
-def _finite(value: float) -> float | None:
-    """A log-probability for JSON, which has no infinity: OpenAI writes -9999. NaN becomes None (a prompt's
-    first token).
-    """
-    if math.isnan(value):
-        return None
-    return max(value, -9999.0)

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
     EmbedRequest,
     FinishReason,
-    Logprob,
     TokenEvent,
     TokenRequest,
 )

@@ -1,5 +1,5 @@
 """Decode steps in fixed shapes, which a GPU can replay as CUDA graphs instead of launching each kernel
-anew.
+again.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class DecodeGraphs:
 
     def _forward(self, shape: _Shape) -> torch.Tensor:
         rows = shape.pages.shape[0]
-        # The group is made anew each time, so that its masks are computed from `lengths` within the graph.
+        # The group is made again each time, so that its masks are computed from `lengths` within the graph.
         group = DecodeGroup(0, rows, shape.pages, shape.packed[3])
         step = PagedStep(self._cache, shape.packed[2], (group,), ())
         every = torch.arange(rows, device=self._cache.device)

@@ -351,6 +351,6 @@ def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page
     if not error <= limit:
         raise CheckpointError(
             f"{model.facts.name}: with paged attention its logits differ by {error:.3g} (rounding explains "
-            f"{limit:.3g}), so it computes something beside the attention interface. Serve this model by "
+            f"{limit:.3g}), so it computes something outside the attention interface. Serve this model by "
             "another engine (upstream: vLLM)"
         )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nearfar.fallback_server.backend import Logprob, Sampling
+from nearfar.edge_runtime.engine.requests import Logprob
+from nearfar.fallback_server.backend import Sampling
 from nearfar.fallback_server.torch_engine.noise import SPAN, gumbel, split_seed
 
 SORTED = 1024

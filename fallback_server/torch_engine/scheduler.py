@@ -1,6 +1,6 @@
 """Decides what the next step computes. It touches no tensors.
 
-Continuous batching at the level of iterations (Yu et al., *Orca*, OSDI 2022): every step is planned anew.
+Continuous batching at the level of iterations (Yu et al., *Orca*, OSDI 2022): every step is planned again.
 Running sequences decode, one row each; the remaining token budget goes to prompts, in chunks.
 """
 

@@ -16,9 +16,9 @@ from .logits import Greedy, Logprobs, OverLogits, Sample
 from .names import Output, labelled, short
 from .paged import Attend, Paged, RopeAppend, Rows, Split
 from .project import Project
-from .state import Conv, Delta
+from .state import Conv, Delta, Ssm
 
-GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend | Route | Experts | Conv | Delta
+GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend | Route | Experts | Conv | Delta | Ssm
 """Jobs of a step; their arguments are tensors of the graph."""
 SamplerJob = Greedy | Sample | Logprobs
 """Jobs of the sampler; their arguments are buffers of the artifact, by name."""
@@ -47,6 +47,7 @@ __all__ = [
     "Sample",
     "SamplerJob",
     "Split",
+    "Ssm",
     "labelled",
     "short",
 ]

@@ -17,8 +17,8 @@ class Route:
 
     x are logits, float32 [m, experts]. Scores are a softmax over a row, or σ of each logit. The experts with
     the highest scores (plus `bias`, float32 [experts]) are chosen, of equal ones the lower number. With
-    `normalize` the chosen scores are divided by their sum + normalize; `scale` multiplies them. Rows of
-    padding have experts −1 with weights 0.
+    `normalize` the chosen scores are divided by their sum + normalize; `scale`, and `factors` of the experts,
+    float32 [experts], multiply them. Rows of padding have experts −1 with weights 0.
     """
 
     kind: ClassVar = "route"
@@ -29,10 +29,11 @@ class Route:
     normalize: float | None = None
     bias: bool = False
     scale: float = 1.0
+    factors: bool = False
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """The inputs x, positions int32 [256], [bias]."""
-        return ("x", "positions", *["bias"] * self.bias)
+        """The inputs x, positions int32 [256], [bias], [factors]."""
+        return ("x", "positions", *["bias"] * self.bias, *["factors"] * self.factors)
 
     @property
     def out(self) -> Output:
@@ -42,7 +43,7 @@ class Route:
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        flags = {"sigmoid": self.score == "sigmoid", "bias": self.bias}
+        flags = {"sigmoid": self.score == "sigmoid", "bias": self.bias, "factors": self.factors}
         return labelled(f"route_m{self.m}_{self.top}of{self.experts}", flags)
 
 

@@ -49,8 +49,8 @@ class Norm:
     separately.
 
     Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). `weight`: whether there is a weight,
-    float32 [k/groups], the same for all groups; without it the norm only scales. x, residual and out are
-    float32 [m, k].
+    float32 [k/groups], the same for all groups, or with `each` [k]; without it the norm only scales. x,
+    residual and out are float32 [m, k].
     """
 
     kind: ClassVar = "norm"
@@ -60,6 +60,7 @@ class Norm:
     weight: bool = True
     groups: int = 1
     residual: bool = False
+    each: bool = False
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
         """The inputs x, [weight], [residual]."""
@@ -73,7 +74,7 @@ class Norm:
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        flags = {f"g{self.groups}": self.groups > 1, "residual": self.residual}
+        flags = {f"g{self.groups}": self.groups > 1, "each": self.each, "residual": self.residual}
         return labelled(f"norm_m{self.m}_{self.k}", flags)
 
 

@@ -66,10 +66,10 @@ class RopeAppend(Paged):
     3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)), as Ministral 3 does.
     4. `v_norm_eps`: RMS norm of each head of v, without weights.
     5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]; quantized, a row by
-       itself, to the words of nearfar.format.kv.rows_of), except padding rows. With `rounds`, k_rounding has
-       [2, head_dim] for each head (nearfar.format.kv.rounding): the first vector is subtracted from k; once k
-       is in codes, each group's offset grows by the sum, over its components, of the second vector times the
-       codes' rounding errors.
+       itself, to the words of nearfar.format.kv.rows_of), except padding rows. With `rounds_keys`, k_rounding
+       has [2, head_dim] for each head (nearfar.format.kv.rounding): the first vector is subtracted from k;
+       once k is in codes, each group's offset grows by the sum, over its components, of the second vector
+       times the codes' rounding errors.
     Without `append` x holds q alone, [m, heads·head_dim]: the layer reads another layer's cache.
     """
 
@@ -83,7 +83,7 @@ class RopeAppend(Paged):
     append: bool = True
 
     @property
-    def rounds(self) -> bool:
+    def rounds_keys(self) -> bool:
         """Whether keys become codes with weights from a calibration (nearfar.format.kv.rounding)."""
         return self.append and self.kv_dtype in ROUNDED
 
@@ -103,7 +103,7 @@ class RopeAppend(Paged):
         where = ("positions", "slots", "page_table") if self.append else ("positions",)
         norms = ("q_norm", *["k_norm"] * self.append) if self.norm_eps is not None else ()
         caches = ("k_cache", "v_cache") if self.append else ()
-        return ("x", *where, *["rope"] * self.rope, *norms, *["k_rounding"] * self.rounds, *caches)
+        return ("x", *where, *["rope"] * self.rope, *norms, *["k_rounding"] * self.rounds_keys, *caches)
 
     @property
     def out(self) -> Output:

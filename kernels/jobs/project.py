@@ -36,7 +36,7 @@ class Project:
             "bias": linear.matrix.n * linear.bias,
             "q_norm": paged.head_dim * (paged.heads if paged.norm_all else 1) * norms,
             "k_norm": paged.head_dim * (paged.kv_heads if paged.norm_all else 1) * (norms and paged.append),
-            "k_rounding": 2 * paged.kv_heads * paged.head_dim * paged.rounds,
+            "k_rounding": 2 * paged.kv_heads * paged.head_dim * paged.rounds_keys,
         }
         return {name: length for name, length in found.items() if length}
 

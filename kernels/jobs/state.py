@@ -87,3 +87,44 @@ class Delta:
     def label(self) -> str:
         """Name of the kernel."""
         return f"delta_m{self.m}_h{self.heads}x{self.key_heads}_{self.key_dim}x{self.value_dim}"
+
+
+@dataclass(frozen=True)
+class Ssm:
+    """See nearfar.step.ops.Ssm. The states are float32 [pages, heads, depth, head_dim]; pages and rows are as
+    those of Delta.
+    """
+
+    kind: ClassVar = "ssm"
+    m: int
+    heads: int
+    groups: int
+    depth: int
+    head_dim: int
+    stride: int
+    slots: int
+    pages_per_slot: int
+    least: float = 0.0
+    most: float | None = None
+
+    def inputs(self, parts: int = 0) -> tuple[str, ...]:
+        """The inputs x f32 [m, heads·head_dim + 2·groups·depth], dt f32 [m, heads], terms f32 [3·heads],
+        state, positions, slots, page_table. The states are written in place.
+        """
+        return ("x", "dt", "terms", "state", "positions", "slots", "page_table")
+
+    @property
+    def x_width(self) -> int:
+        """Columns of x."""
+        return self.heads * self.head_dim + 2 * self.groups * self.depth
+
+    @property
+    def out(self) -> Output:
+        """float32 [m, heads·head_dim]."""
+        return (self.m, self.heads * self.head_dim), "float32"
+
+    @property
+    def label(self) -> str:
+        """Name of the kernel."""
+        flags = {f"from{self.least:g}": self.least > 0, f"to{self.most}": self.most is not None}
+        return labelled(f"ssm_m{self.m}_h{self.heads}x{self.groups}_{self.depth}x{self.head_dim}", flags)

@@ -29,9 +29,16 @@ def _policy(path: Path | None) -> Policy:
     if path is None:
         return Policy()
     try:
-        return Policy.parse(json.loads(path.read_text(encoding="utf-8")))
+        policy = Policy.parse(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise RequestError(f"--auto-policy {path} cannot be read: {error}") from error
+    if policy.router is not None:
+        raise RequestError(
+            f"--auto-policy {path} has a router, which looks at a model on the device, and both models are "
+            "at upstreams: remove router",
+            "router",
+        )
+    return policy
 
 
 class Chooser:

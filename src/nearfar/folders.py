@@ -47,7 +47,7 @@ def read_cache(file: Path) -> bytes:
 
 
 def write_cache(file: Path, content: bytes) -> bool:
-    """Write a file with its digest. Gives whether that succeeded: a full or read-only disk is no error."""
+    """Write a file with its digest. Returns whether that worked: a full or read-only disk is not an error."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, hashlib.sha256(content).digest() + content)
@@ -73,8 +73,8 @@ def trim_cache(folder: Path, suffix: str, most: int, keep: Path) -> None:
     """Remove the least recently used files with a suffix (by their time) until all take at most `most` bytes,
     but never `keep`; also remove abandoned half-written files.
 
-    Other processes may do the same, and files may disappear meanwhile; a file that cannot be removed is no
-    error.
+    Other processes may do the same, and files may disappear meanwhile; a file that cannot be removed is not
+    an error.
     """
     there: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:

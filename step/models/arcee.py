@@ -34,9 +34,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     return c.model("arcee", s.finish())
 
 
-def plain_mlp(s: StepBuilder, x: Value, layer: int, m: Mlp, hidden: int) -> Value:
+def plain_mlp(s: StepBuilder, x: Value, layer: int, m: Mlp, hidden: int, at: str = "mlp") -> Value:
     """activation(x·up)·down of a layer, an MLP without a gate: [M, hidden]."""
-    source, name = f"model.layers.{layer}.mlp", f"layers.{layer}"
+    source, name = f"model.layers.{layer}.{at}", f"layers.{layer}"
     up = s.linear(x, f"{name}.up", (TensorPiece(f"{source}.{m.names[0]}.weight", m.inner),), m.bias)
     inner = s.act(up, m.activation)
     return s.linear(inner, f"{name}.down", (TensorPiece(f"{source}.{m.down}.weight", hidden),), m.bias)

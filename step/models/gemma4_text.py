@@ -1,9 +1,10 @@
-"""Gemma 4, text: the dense models E2B, E4B and 31B (Google, 2026).
+"""Gemma 4, text (Google, 2026): the dense models E2B, E4B and 31B, and 26B-A4B, which has experts.
 
 Differences from Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is
 normalized, and scores are not scaled; the last layers have no keys and values, and read those of the last
 earlier layer of their kind; each layer gets an extra embedding of its own; the weights of norms are stored as
-they are. In the 31B model the keys of layers without a window, before their norm, are also the values.
+they are. In the 31B and 26B-A4B models the keys of layers without a window, before their norm, are also the
+values. The experts of 26B-A4B compute beside the MLP; they and their router have norms of their own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nearfar.step.decoder import (
     order_of,
     read_decoder,
 )  # fmt: skip
+from nearfar.step.experts import Moe, experts, read_experts
 from nearfar.step.model import Model
 from nearfar.step.models import gemma2
 from nearfar.step.ops import Activation
@@ -48,12 +50,13 @@ PATTERN = 6  # every sixth layer has no window
 @dataclass(frozen=True)
 class Layer:
     """The facts that differ by layer. `cache`: the earlier layer's cache that this one reads; None: it has
-    its own.
+    its own. `moe`: the experts beside the MLP.
     """
 
     attention: Attention
     mlp: Mlp
     cache: int | None
+    moe: Moe | None
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
@@ -90,12 +93,25 @@ def _unused(layers: Sequence[Layer]) -> tuple[str, ...]:
 
 
 def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:
-    """The attention and the MLP of a layer, each with a norm before and after it."""
+    """The attention of a layer, and its MLP with the experts, each with a norm before and after it."""
     at = [f"model.layers.{i}.{name}.weight" for name in (*gemma2.Norms.attention, *gemma2.Norms.mlp)]
     h = attention(s, s.norm(x, at[0], c.eps), i, layer.attention, c.hidden, cache=layer.cache)
     x = s.add(x, s.norm(h, at[1], c.eps))
     h = gated_mlp(s, s.norm(x, at[2], c.eps), i, layer.mlp, c.hidden)
+    if layer.moe is not None:
+        h = _add_experts(s, c, x, h, i, layer.moe)
     return s.add(x, s.norm(h, at[3], c.eps))
+
+
+def _add_experts(s: StepBuilder, c: Decoder, x: Value, dense: Value, i: int, moe: Moe) -> Value:
+    """The sum of the MLP's result and the experts', each normalized. The experts and their router read x,
+    each through a norm of its own.
+    """
+    at = f"model.layers.{i}"
+    h = s.norm(x, f"{at}.pre_feedforward_layernorm_2.weight", c.eps)
+    routed_by = s.norm(x, f"{at}.router.scale", c.eps, scale=c.hidden**-0.5)
+    h = s.norm(experts(s, h, i, moe, c.hidden, routed_by), f"{at}.post_feedforward_layernorm_2.weight", c.eps)
+    return s.add(s.norm(dense, f"{at}.post_feedforward_layernorm_1.weight", c.eps), h)
 
 
 def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int) -> Value:
@@ -135,13 +151,27 @@ def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[La
         read.refuse(
             "num_kv_shared_layers", "so few that each kind of layer has one with keys and values of its own"
         )
+    moe = _moe(read, mlp.activation)
     wide = Mlp(mlp.inner * 2, mlp.activation) if read.flag("use_double_wide_mlp") else mlp
     layers = []
     for i, kind in enumerate(types):
         before = None if i < len(own) else len(own) - 1 - own[::-1].index(kind)
         attend = _attention(s, read, c, kind, _sizes(read, c, i, kind))
-        layers.append(Layer(attend, mlp if before is None else wide, before))
+        layers.append(Layer(attend, mlp if before is None else wide, before, moe))
     return layers
+
+
+def _moe(read: ConfigReader, activation: Activation) -> Moe | None:
+    """The experts of every layer; None: there are none, and no code reads their sizes."""
+    if not read.flag("enable_moe_block"):
+        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            read.given(key)
+        return None
+    inner = read.size("moe_intermediate_size")
+    return replace(
+        read_experts(read, inner, "num_experts", top="top_k_experts"), activation=activation, normalize=0.0,
+        factors="router.per_expert_scale", at="", router="router.proj", apart=False,
+    )  # fmt: skip
 
 
 def _attention(s: StepBuilder, read: ConfigReader, c: Decoder, kind: str, sizes: ConfigReader) -> Attention:
@@ -203,10 +233,7 @@ def _extra_width(read: ConfigReader, c: Decoder) -> int:
 
 def _refuse(read: ConfigReader) -> None:
     """Refuse the features of larger models and encoders of this family."""
-    if read.flag("enable_moe_block"):
-        read.refuse("enable_moe_block", "false: experts are not supported")
-    for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "num_global_key_value_heads"):
-        read.given(key)  # without experts, and keys that are values, no code reads the settings
+    read.given("num_global_key_value_heads")  # read only where keys are values
     read.choice(
         "use_bidirectional_attention", ("vision",), "vision"
     )  # images are not supported, text is causal

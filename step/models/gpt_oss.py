@@ -14,7 +14,7 @@ from nearfar.step import ops
 from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import Attention, Decoder, attention, order_of, read_decoder, read_windows
-from nearfar.step.experts import Moe, read_experts, routed
+from nearfar.step.experts import NAMES, Moe, each_expert, read_experts, routed
 from nearfar.step.model import Model
 from nearfar.step.params import RotaryOrder, TensorPiece
 from nearfar.step.rope import read_rope
@@ -67,12 +67,24 @@ def _experts(s: StepBuilder, x: Value, i: int, m: Moe, c: Decoder, clamp: tuple[
     def pieces(part: str, rows: int, order: RotaryOrder | None, transposed: bool) -> list[TensorPiece]:
         return [TensorPiece(f"{source}.{part}", rows * m.experts, 0, order, m.experts, transposed)]
 
+    def each(kind: str) -> tuple[list[TensorPiece], list[TensorPiece]]:
+        """The pieces of a GGUF file."""
+        first, last = (m.inner, NAMES[:2]), (c.hidden, NAMES[2:])
+        return each_expert(source, m.experts, *first, kind), each_expert(source, m.experts, *last, kind)
+
+    weights, biases = each("weight"), each("bias")
     return s.append(
         ops.Experts(
             s.fresh("experts"), x.name, route.name,
-            s.matrix(f"{name}.gate_up", pieces("gate_up_proj", wide, apart, True), c.hidden, m.experts),
-            s.matrix(f"{name}.down", pieces("down_proj", c.hidden, None, True), m.inner, m.experts), "silu",
-            s.vector(f"{name}.gate_up_bias", pieces("gate_up_proj_bias", wide, apart, False)),
-            s.vector(f"{name}.down_bias", pieces("down_proj_bias", c.hidden, None, False)), clamp,
+            s.matrix(f"{name}.gate_up", pieces("gate_up_proj", wide, apart, True), c.hidden, m.experts,
+                     otherwise=weights[0]),
+            s.matrix(f"{name}.down", pieces("down_proj", c.hidden, None, True), m.inner, m.experts,
+                     otherwise=weights[1]),
+            "silu",
+            s.vector(f"{name}.gate_up_bias", pieces("gate_up_proj_bias", wide, apart, False),
+                     otherwise=biases[0]),
+            s.vector(f"{name}.down_bias", pieces("down_proj_bias", c.hidden, None, False),
+                     otherwise=biases[1]),
+            clamp,
         )
     )  # fmt: skip

@@ -6,16 +6,23 @@ from dataclasses import replace
 
 from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import read_activation, read_decoder
-from nearfar.step.experts import read_experts
+from nearfar.step.experts import Moe, read_experts
 from nearfar.step.model import Model
 from nearfar.step.models.granite import multiplied
+from nearfar.step.ops import Activation
+
+STACKED = ("input_linear.weight", "output_linear.weight")
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context)
-    moe = replace(
-        read_experts(read, c.inner, "num_local_experts"), activation=read_activation(read), normalize=0.0,
-        at="block_sparse_moe", router="router.layer", stacked=("input_linear", "output_linear"),
+    return multiplied(read, c, "granitemoe", granite_experts(read, c.inner, read_activation(read)))
+
+
+def granite_experts(read: ConfigReader, inner: int, activation: Activation) -> Moe:
+    """The experts of a layer, as all of Granite's models have them."""
+    return replace(
+        read_experts(read, inner, "num_local_experts"), activation=activation, normalize=0.0,
+        at="block_sparse_moe", router="router.layer", stacked=STACKED, apart=False,
     )  # fmt: skip
-    return multiplied(read, c, "granitemoe", moe)

@@ -1,6 +1,10 @@
-"""Granite 4 without experts and recurrent layers (350m, 1b, micro): a Granite 3 whose MLP has other names."""
+"""Granite 4: a Granite 3 in which most layers may be Mamba-2 instead of attention, and in which a shared MLP
+stands beside the experts, if there are any.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
@@ -8,29 +12,37 @@ from nearfar.step.decoder import (
     Attention,
     Mlp,
     attention,
-    gated_mlp,
     order_of,
     read_activation,
     read_decoder,
 )
+from nearfar.step.experts import TRAINING, Block, Shared, block
+from nearfar.step.mamba import mamba, read_mamba
 from nearfar.step.model import Model
 from nearfar.step.models.granite import MULTIPLIER
+from nearfar.step.models.granitemoe import granite_experts
+from nearfar.step.ops import Activation
 from nearfar.step.rope import read_rope
 
-ATTENDING = ("attention", "full_attention")
-"""The names of layers that attend, in config.json and in transformers."""
-ROUTING = ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
-MAMBA = (
+RECURRENT = ("mamba", "linear_attention")
+"""The names of Mamba's layers, in config.json and in transformers."""
+TYPES = ("attention", "full_attention", *RECURRENT)
+AT = "shared_mlp"
+"""The name of the MLP that every token has."""
+IDLE = (
     "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand",
-    "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit", "time_step_min",
-    "time_step_max", "time_step_floor",
+    "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit",
 )  # fmt: skip
+"""Keys that mean nothing where no layer is recurrent."""
+START = ("time_step_min", "time_step_max", "time_step_floor")
+"""Keys about the first values of weights, before training."""
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json. The stream is divided by the residual multiplier, as in granite.py."""
     c = read_decoder(read, context)
-    _refuse(read, c.layers)
+    for key in START:
+        read.given(key)
     embedding, scale, residual, logits = (
         read.number(key, 1.0, *MULTIPLIER)
         for key in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -45,26 +57,38 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
             read.given(key)  # no layer rotates
     bias = read.flag("attention_bias")
     attend = Attention(c.heads, c.kv_heads, c.head_dim, rope, order, scale, qkv_bias=bias, o_bias=bias)
-    inner = read.size("shared_intermediate_size", 1024)
-    mlp = Mlp(inner, read_activation(read), names=("input_linear",), down="output_linear")
-    eps = c.eps / residual**2
+    activation = read_activation(read)
+    types = read.choices("layer_types", TYPES, [RECURRENT[0]] * c.layers)
+    mixer = None
+    if set(types) & set(RECURRENT):
+        mixer = read_mamba(read, read.size("mamba_expand", 2) * c.hidden, activation, c.eps)
+    else:
+        for key in IDLE:
+            read.given(key)
+    second, eps = _second(read, c.inner, activation), c.eps / residual**2
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embedding / residual)
-    for i in range(c.layers):
+    for i, kind in enumerate(types):
         at = f"model.layers.{i}"
         h = s.norm(x, f"{at}.input_layernorm.weight", eps)
-        x = s.add(x, attention(s, h, i, attend, c.hidden))
+        if mixer is not None and kind in RECURRENT:
+            x = s.add(x, mamba(s, h, i, mixer, c.hidden))
+        else:
+            x = s.add(x, attention(s, h, i, attend, c.hidden))
         h = s.norm(x, f"{at}.post_attention_layernorm.weight", eps)
-        x = s.add(x, gated_mlp(s, h, i, mlp, c.hidden, "shared_mlp"))
+        x = s.add(x, block(s, h, i, second, c.hidden, AT))
     s.logits(s.norm(x, "model.norm.weight", eps, scale=1 / logits), "lm_head.weight", c.vocab, c.tied)
     return c.model("granitemoehybrid", s.finish())
 
 
-def _refuse(read: ConfigReader, layers: int) -> None:
-    """Refuse experts and recurrent layers, and read the keys about them, which nothing uses without them."""
-    read.choices("layer_types", ATTENDING, ["mamba"] * layers)
-    if not read.given("layer_types"):
-        read.refuse("layer_types", "a list of attention layers: recurrent layers are not supported")
-    if read.size("num_local_experts", 8, least=0):
-        read.refuse("num_local_experts", "0: experts are not supported")
-    for key in (*ROUTING, *MAMBA):
-        read.given(key)
+def _second(read: ConfigReader, inner: int, activation: Activation) -> Block:
+    """The second block of every layer: an MLP, or experts of width `inner` beside it."""
+    wide = read.size("shared_intermediate_size", 1024)
+    apart = read.flag("shared_mlp_apart")  # the key of GGUF files, which have gate and up by themselves
+    names = ("gate_proj", "up_proj") if apart else ("input_linear",)
+    mlp = Mlp(wide, activation, names=names, down="output_linear")
+    if not read.size("num_local_experts", 8, least=0):
+        for key in ("num_experts_per_tok", *TRAINING):
+            read.given(key)
+        return mlp
+    filled = read.filled({"num_local_experts": 8, "num_experts_per_tok": 2})
+    return replace(granite_experts(filled, inner, activation), shared=Shared(mlp, AT))

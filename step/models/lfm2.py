@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import EPSILON, ConfigReader
-from nearfar.step.decoder import Attention, Mlp, attention, gated_mlp, order_of, read_decoder
+from nearfar.step.decoder import Attention, Decoder, Mlp, attention, order_of, read_decoder
+from nearfar.step.experts import Block, block
 from nearfar.step.model import Model
 from nearfar.step.params import TensorPiece
 from nearfar.step.rope import read_rope
@@ -16,21 +18,33 @@ THETA = 1e6
 TYPES = ("conv", "full_attention")
 TAPS = 64
 """The most taps of a convolution."""
+NAMES = ("w1", "w3", "w2")
+"""The tensors of gate, up and down of an MLP."""
+AT = "feed_forward"
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     read = read.filled(DEFAULTS)
+    c = read_sizes(read, context)
+    mlp = Mlp(_inner(read, c.inner), names=NAMES[:2], down=NAMES[2])
+    return convolving(read, c, "lfm2", [mlp] * c.layers)
+
+
+def read_sizes(read: ConfigReader, context: int | None) -> Decoder:
+    """The facts that all decoders share, under LFM2's names."""
     c = read_decoder(read, context, tied=True)
-    tied = read.flag("tie_embedding", c.tied)
-    c = replace(c, eps=read.number("norm_eps", 1e-5, *EPSILON), tied=tied, inner=_inner(read, c.inner))
+    return replace(c, eps=read.number("norm_eps", 1e-5, *EPSILON), tied=read.flag("tie_embedding", c.tied))
+
+
+def convolving(read: ConfigReader, c: Decoder, architecture: str, blocks: Sequence[Block]) -> Model:
+    """An LFM2 whose layers have `blocks` for their second ones."""
     rotation = read_rope(read, c.head_dim, c.context, theta=THETA)
     attend = Attention(
         c.heads, c.kv_heads, c.head_dim, "rope", order_of(rotation, c.head_dim),
         q_norm="q_layernorm", k_norm="k_layernorm", norm_eps=c.eps, o_name="out_proj",
     )  # fmt: skip
     taps, bias = read.size("conv_L_cache", 3, TAPS), read.flag("conv_bias")
-    mlp = Mlp(c.inner, names=("w1", "w3"), down="w2")
     s = StepBuilder()
     s.rope("rope", rotation.rope)
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden)
@@ -40,9 +54,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         h = _convolution(s, h, i, taps, bias) if kind == "conv" else attention(s, h, i, attend, c.hidden)
         x = s.add(x, h)
         h = s.norm(x, f"{at}.ffn_norm.weight", c.eps)
-        x = s.add(x, gated_mlp(s, h, i, mlp, c.hidden, "feed_forward"))
+        x = s.add(x, block(s, h, i, blocks[i], c.hidden, AT))
     s.logits(s.norm(x, "model.embedding_norm.weight", c.eps), "lm_head.weight", c.vocab, c.tied)
-    return c.model("lfm2", s.finish())
+    return c.model(architecture, s.finish())
 
 
 def _types(read: ConfigReader, layers: int) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from nearfar.step import ops
 from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import ConfigReader
-from nearfar.step.decoder import Decoder, Mlp, gated_mlp, order_of, read_activation, read_decoder
+from nearfar.step.decoder import Decoder, Mlp, order_of, read_activation, read_decoder
+from nearfar.step.experts import Block, block
 from nearfar.step.model import Model
 from nearfar.step.ops import Activation
 from nearfar.step.params import RotaryOrder, TensorPiece
@@ -39,9 +40,14 @@ class DeltaLayer:
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context, head_dim=HEAD_DIM)
+    return recurrent(read, c, "qwen3_5_text", Mlp(c.inner, read_activation(read)))
+
+
+def recurrent(read: ConfigReader, c: Decoder, architecture: str, second: Block) -> Model:
+    """A Qwen 3.5 whose layers have `second` for their second block."""
     rotation = read_rope(read, c.head_dim, c.context, partial=PARTIAL, beside=MROPE, parts=True)
     order, bias = order_of(rotation, c.head_dim), read.flag("attention_bias")
-    mlp, layer = Mlp(c.inner, read_activation(read)), _delta_layer(read)
+    layer = _delta_layer(read)
     s = StepBuilder()
     s.rope("rope", rotation.rope)
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden)
@@ -51,9 +57,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         h = _delta(s, h, i, c, layer) if kind == "linear_attention" else _attention(s, h, i, c, order, bias)
         x = s.add(x, h)
         h = s.norm(x, f"{at}.post_attention_layernorm.weight", c.eps, 1.0)
-        x = s.add(x, gated_mlp(s, h, i, mlp, c.hidden))
+        x = s.add(x, block(s, h, i, second, c.hidden))
     s.logits(s.norm(x, "model.norm.weight", c.eps, 1.0), "lm_head.weight", c.vocab, c.tied)
-    return c.model("qwen3_5_text", s.finish())
+    return c.model(architecture, s.finish())
 
 
 def _types(read: ConfigReader, layers: int) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from nearfar.kernels.jobs import (
     Rows,
     Sample,
     Split,
+    Ssm,
 )
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import (
@@ -41,6 +42,7 @@ from nearfar.targets.cpu.kernels import (
     rope,
     route,
     sample,
+    ssm,
 )
 from nearfar.targets.cpu.units import Unit
 
@@ -54,6 +56,7 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
     Attend: attention.attention,
     Conv: conv.conv,
     Delta: delta.delta,
+    Ssm: ssm.ssm,
     Route: route.route,
     Experts: experts.experts,
     Greedy: greedy.greedy,

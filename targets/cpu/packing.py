@@ -318,6 +318,6 @@ def padded(matrix: Matrix, tensor: QuantTensor | Array, high: int) -> QuantTenso
     return QuantTensor(words, scales, biases, tensor.bits, units)  # type: ignore[arg-type]
 
 
-def bundles(step: Step, *, rounds: bool) -> Bundles:
+def bundles(step: Step, *, rounds_keys: bool) -> Bundles:
     """Empty: the CPU's kernels can read any number of vectors."""
     return {}

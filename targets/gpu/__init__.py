@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     Rows,
     Sample,
     Split,
+    Ssm,
 )
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
@@ -38,10 +39,12 @@ from nearfar.targets.gpu.kernels.append.project import project, projects
 from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
 from nearfar.targets.gpu.kernels.attention.choice import attention, split
+from nearfar.targets.gpu.kernels.conv import conv
+from nearfar.targets.gpu.kernels.delta import delta
 from nearfar.targets.gpu.kernels.experts import experts
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
 from nearfar.targets.gpu.kernels.linear.embed import embed
-from nearfar.targets.gpu.kernels.linear.matmul_int8 import rounds
+from nearfar.targets.gpu.kernels.linear.matmul_int8 import int8_products
 from nearfar.targets.gpu.kernels.linear.pieces import of_pieces
 from nearfar.targets.gpu.kernels.norm import norm
 from nearfar.targets.gpu.kernels.route import route
@@ -82,7 +85,7 @@ class GpuKernels:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
         if type(job) in REFUSED:
             raise BuildError(
-                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx"
+                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or wasm"
             )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
@@ -130,6 +133,8 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Norm: _alike(norm),
     RopeAppend: _alike(rope_append),
     Rows: _alike(rows),
+    Conv: _alike(conv),
+    Delta: delta,
     Route: _alike(route),
     Experts: _alike(experts),
     Greedy: _alike(greedy),
@@ -137,9 +142,9 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {Conv: "short convolutions", Delta: "recurrent states"}
+REFUSED: Mapping[type[Job], str] = {Ssm: "the state spaces of Mamba-2"}
 """Jobs without a kernel, with the word for their models in messages."""
-SHAPED = (Linear, Project, Attend)
+SHAPED = (Linear, Project, Attend, Delta)
 """Jobs whose kernels differ between programs."""
 
 
@@ -147,7 +152,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
     """The part of a program's tuning that a job's kernel depends on; programs that differ only in the rest
     share the kernel.
     """
-    if isinstance(job, Attend) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
+    if isinstance(job, Attend | Delta) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
         tuning = replace(tuning, half=False)  # The kernel uses the dtypes of its job.
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))
@@ -205,4 +210,4 @@ def variant(
     return Variant(name, precision, kernels, device.name, products)
 
 
-__all__ = ["GpuKernels", "rounds", "variant", "variants", "with_caches"]
+__all__ = ["GpuKernels", "int8_products", "variant", "variants", "with_caches"]

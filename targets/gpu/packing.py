@@ -11,9 +11,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.format.scales import ONE_LEVEL
 from nearfar.kernels.codes import pack_codes
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Held, Matrix, Part, QuantTensor
 
+HELD = Held(scales=ONE_LEVEL, pieces=False)
+"""What artifacts store. The launches of a matrix in pieces could not be fused with those around them."""
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of the planes into which codes are split, the low ones first; a word has whole codes."""
@@ -23,14 +26,18 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
     """The packed arrays of a matrix.
 
     Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the
-    low half and of its bias in the high half. Codes of one plane have the sign bit of each word inverted (so
-    that the top code, masked in place, reads as the int32 (code - 2^(bits-1)) * 2^(32-bits)); of two planes,
-    all rows of the low bits come before those of the high ones. float16 is packed in pairs along k too, since
-    a device without the feature `shader-f16` cannot declare it, and both precisions share one set of weights.
+    low half and of its bias in the high half. Without biases, `scales` instead: a word has the float16 bits
+    of the scales of two neighbouring columns, so that the word of a vector of columns is half as long. Codes
+    of one plane have the sign bit of each word inverted (so that the top code, masked in place, reads as the
+    int32 (code - 2^(bits-1)) * 2^(32-bits)); of two planes, all rows of the low bits come before those of the
+    high ones. float16 is packed in pairs along k too, since a device without the feature `shader-f16` cannot
+    declare it, and both precisions share one set of weights.
     """
     n, k = matrix.n, matrix.k
     if matrix.quantized:
         codes = Part("codes", (k * matrix.bits // 32, n), "uint32")
+        if not matrix.scales.offsets:
+            return codes, Part("scales", (k // matrix.group, (n + 1) // 2), "uint32")
         return codes, Part("scale_bias", (k // matrix.group, n), "uint32")
     if matrix.bits == 16:
         return (Part("pairs", ((k + 1) // 2, n), "uint32"),)
@@ -40,8 +47,10 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
 def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     """Pack a matrix into its parts."""
     if isinstance(tensor, QuantTensor):
-        words = _planes(tensor), _pack_pairs(tensor.scales, tensor.biases)
-        return tuple(np.ascontiguousarray(part.T) for part in words)
+        codes = np.ascontiguousarray(_planes(tensor).T)
+        if not matrix.scales.offsets:
+            return codes, _neighbours(tensor.scales)
+        return codes, np.ascontiguousarray(_pack_pairs(tensor.scales, tensor.biases).T)
     if matrix.bits == 16:
         halves = tensor.astype(np.float16)
         padded = np.pad(halves, ((0, 0), (0, matrix.k % 2)))
@@ -58,6 +67,12 @@ def _planes(tensor: QuantTensor) -> npt.NDArray[np.uint32]:
     codes = tensor.codes
     planes = (codes & np.uint8((1 << low) - 1), low), (codes >> np.uint8(low), high)
     return np.concatenate([pack_codes(plane, width) for plane, width in planes], axis=1)
+
+
+def _neighbours(scales: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:
+    """The scales [n, groups] as words [groups, n/2]: of two neighbouring columns each, the last with 0."""
+    columns = np.pad(scales, ((0, len(scales) % 2), (0, 0)))
+    return np.ascontiguousarray(_pack_pairs(columns[0::2], columns[1::2]).T)
 
 
 def _pack_pairs(low: npt.NDArray[np.float16], high: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:

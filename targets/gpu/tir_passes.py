@@ -4,7 +4,7 @@ It differs from TVM's default (`s_tir`) where measurements or WGSL's rules deman
 - no ThreadSync: the kernels say where their barriers are; the pass added eight to a kernel whose threads only
   touch their own slots of workgroup memory, and refuses workgroup memory in conditions;
 - no StmtSimplify after common subexpressions have been named: it puts every one of them back in place, so
-  that an index with divisions is computed anew at each load.
+  that an index with divisions is computed again at each load.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ def embed(g: StepGraph, op: ops.Embed) -> str:
 
 def norm(g: StepGraph, op: ops.Norm) -> str:
     x = g.values[op.x]
-    return g.rms(x, g.vector(op.weight), op.eps, op.groups if op.groups > 1 else None)
+    weight, groups = g.vector(op.weight), op.groups if op.groups > 1 else None
+    if not op.each:
+        return g.rms(x, weight, op.eps, groups)
+    return g.graph.node("Mul", g.rms(x, None, op.eps, groups), weight)
 
 
 def linear(g: StepGraph, op: ops.Linear) -> str:
@@ -97,7 +100,8 @@ def mul(g: StepGraph, op: ops.Mul) -> str:
 
 
 def scale(g: StepGraph, op: ops.Scale) -> str:
-    return g.graph.node("Mul", g.values[op.x], g.vector(op.weight))
+    x = g.times(g.values[op.x], op.factor)
+    return x if op.weight is None else g.graph.node("Mul", x, g.vector(op.weight))
 
 
 def columns(g: StepGraph, op: ops.Columns) -> str:
@@ -141,8 +145,9 @@ NO_EXPERTS = "has no experts: ONNX Runtime's operators for them take other weigh
 REFUSED: Mapping[type[ops.Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
-    ops.Conv: "has no short convolutions: its graph keeps keys and values only. Build for cpu or wasm",
-    ops.Delta: "has no recurrent states: its graph keeps keys and values only. Build for cpu or wasm",
+    ops.Conv: "has no short convolutions: its graph keeps keys and values only. Build for another target",
+    ops.Delta: "has no recurrent states: its graph keeps keys and values only. Build for another target",
+    ops.Ssm: "has no recurrent states: its graph keeps keys and values only. Build for cpu or wasm",
     ops.Route: NO_EXPERTS,
     ops.Experts: NO_EXPERTS,
 }

@@ -29,6 +29,7 @@ _IN_PAIRS = ("Add", "Sub", "Mul")
 _BINARY_CALLS = {
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl", "shift_right": "shr",
 }  # fmt: skip
+_FOUR_HALVES = "four_halves"  # the float16 in the halves of two words, as four float32
 _COMPARE = {"EQ": "eq", "NE": "ne", "LT": "lt", "LE": "le", "GT": "gt", "GE": "ge"}
 
 
@@ -211,6 +212,8 @@ class Expressions:
             return self._arithmetic.invert(dtype(expr), self.value(args[0], lane))
         if name == "large_uint_imm":
             return self._arithmetic.constant(dtype(expr), int(args[0].value) + (int(args[1].value) << 32))
+        if name == _FOUR_HALVES:
+            return self.conversions.half(self.value(args[0], lane // 2), lane % 2)
         if name not in _BINARY_CALLS and not self.intrinsics.has(name):
             raise BuildError(f"intrinsic {name} has no SPIR-V code: {expr}")
         values = [self.value(arg, lane if lanes(arg) > 1 else 0) for arg in args]

@@ -181,7 +181,7 @@ class Memory:
         """A pointer to an element of workgroup memory."""
         place = self._place(buffer)
         if place.storage != Storage.WORKGROUP:
-            raise BuildError(f"buffer {buffer.name} is no workgroup memory")
+            raise BuildError(f"buffer {buffer.name} is not in workgroup memory")
         return self._pointer(place, index)
 
     def disturb(self) -> None:

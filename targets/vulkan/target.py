@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearfar.kernels.planned import Planned
-from nearfar.targets.gpu import rounds, with_caches
+from nearfar.targets.gpu import int8_products, packing, with_caches
 from nearfar.targets.vulkan import VARIANTS
 from nearfar.targets.vulkan.emit import emit
 
@@ -13,5 +13,6 @@ TARGET = Planned(
     lambda asked: with_caches(VARIANTS, asked.kv_bits),
     {"kind": "vulkan", "host": "llvm"},
     emit,
-    rounds,
+    int8_products,
+    held=packing.HELD,
 )

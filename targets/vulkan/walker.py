@@ -220,7 +220,7 @@ class Walker:
             return
         place = self._parameters.get(node.data)
         if place is None:
-            raise BuildError(f"buffer {buffer.name} lies at {node.data.name}, which is no parameter")
+            raise BuildError(f"buffer {buffer.name} lies at {node.data.name}, which is not a parameter")
         if place in self._bound:
             self._merge(self._bound[place], buffer)
             return

@@ -36,6 +36,10 @@ def _halves(name: str, half: str) -> str:
 
 
 FUNCTIONS |= {"low_halves": _halves("low_halves", "x"), "high_halves": _halves("high_halves", "y")}
+FUNCTIONS["four_halves"] = (
+    "fn four_halves(words : vec2<u32>) -> vec4<f32> { return vec4<f32>(unpack2x16float(words.x), "
+    "unpack2x16float(words.y)); }\n"
+)
 # naga (Firefox, wgpu) has no bitcast to float16: https://github.com/gfx-rs/wgpu/issues/8896. Compilers remove
 # a conversion of float16 to float32 and back. Once naga has the bitcast, this workaround can go; the
 # generated text is valid with it too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearfar.kernels.planned import Planned
-from nearfar.targets.gpu import rounds, with_caches
+from nearfar.targets.gpu import int8_products, packing, with_caches
 from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.emit import emit
 
@@ -13,6 +13,7 @@ TARGET = Planned(
     lambda asked: with_caches(VARIANTS, asked.kv_bits),
     {"kind": "webgpu", "host": "llvm"},
     emit,
-    rounds,
+    int8_products,
     bundled=True,
+    held=packing.HELD,
 )

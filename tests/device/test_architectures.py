@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.architectures import ATTENDING, RECURRENT, VISUAL, Case
+from tests.support.architectures import ATTENDING, RECURRENT, STATE_SPACES, VISUAL, Case
 from tests.support.parity import check_answers, opened
 from tests.support.turns import in_turns, paired
 
@@ -28,12 +28,19 @@ PLACES = [
         [case for case in ALONE if case.model_type == model_type], BACKENDS[:: -1 if at % 2 else 1]
     )
 ]
-PLACES += [(case, "cpu") for case in RECURRENT]
+PLACES += [(case, backend) for case in RECURRENT if case not in STATE_SPACES for backend in BACKENDS]
 
 
 @pytest.mark.parametrize(("case", "backend"), PLACES, ids=str)
 def test_answers_are_those_of_transformers(case: Case, backend: str, tmp_path: Path) -> None:
     with opened(case, backend, tmp_path) as engine:
+        check_answers(case, engine)
+
+
+@in_turns("case")
+@pytest.mark.parametrize(("model_type", "case"), [(case.model_type, case) for case in STATE_SPACES], ids=str)
+def test_answers_of_state_spaces(model_type: str, case: Case, tmp_path: Path) -> None:
+    with opened(case, "cpu", tmp_path) as engine:
         check_answers(case, engine)
 
 

@@ -248,7 +248,7 @@ SAMPLERS = [
     SamplingParams(top_p=0.5),
     SamplingParams(top_p=1e-6),
     SamplingParams(top_p=1e-50),  # this top_p is 0 in float32
-    SamplingParams(top_p=1e-40, top_k=3),  # this top_p is no normal float32
+    SamplingParams(top_p=1e-40, top_k=3),  # this top_p is not a normal float32
     SamplingParams(top_k=50, top_p=0.9, min_p=0.02),
     SamplingParams(min_p=1.0),
     SamplingParams(repetition_penalty=1.3),

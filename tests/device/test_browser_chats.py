@@ -106,7 +106,7 @@ def test_code_and_answers_are_copied(chromium: Any, address: str) -> None:
 
 
 def test_a_growing_answer_keeps_the_blocks_that_stay(chromium: Any, address: str) -> None:
-    """Blocks that are made anew flicker and lose what somebody selected."""
+    """Blocks that are made again flicker and lose what somebody selected."""
     page, _ = cloud_page(chromium, address, pieces=["First.\n\n"] + ["more "] * 400)
     page.open().wait("idle")
     page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", ""])

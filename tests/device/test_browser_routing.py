@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx
 import pytest
 
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.openai.knowledge import knowledge
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.fallback_server.http.app import AppOptions
+from nearfar.routing.device import artifact_of
+from nearfar.routing.fitted import FittedRouter, Point, Regression
 from tests.support.artifacts import Built
 from tests.support.browser import PATIENCE_MS, Page, browser, new_page, serve
 from tests.support.proxy import Proxy
@@ -156,6 +160,24 @@ def test_easy_stays_long_goes_hard_goes(stage: Stage, expected: str) -> None:
     assert (long["told"]["path"], codes(long["told"])) == (["cloud"], ["context"])
     assert long["text"]
     stage.page.run("window.nearfar.client.device = engine; await window.small.dispose();")
+
+
+def test_a_router_fitted_in_python_sees_the_same_in_the_tab(stage: Stage, built: Built) -> None:
+    cpu = built("classics-1M", "q4", "cpu", "wasm", "webgpu") / "cpu"
+    with Engine.load(cpu, threads=1, kv_memory="8MB") as engine:
+        shown = engine.loop.run(knowledge(engine.asynchronous, [{"role": "user", "content": EASY}]))
+        artifact = artifact_of(engine.asynchronous)
+    features = ("length", "entropy", "best", "margin", "sure")
+    zeros, ones = (0.0,) * len(features), (1.0,) * len(features)
+    prompt = Regression(features, zeros, ones, (-0.5, 0.3, -0.4, 0.2, 0.3), 0.1, 0.5, None)
+    made = FittedRouter("classics", artifact, 50, prompt, 0.0, None, None, 8, (Point(0, 1, None, 0, None),))
+    data = {"format": "nearfar-router", "version": 2, **asdict(made)}
+    answer = stage.ask(setup={"policy": {"ttft": None, "router": data}})
+    (reason,) = answer["told"]["reasons"]
+    assert (answer["told"]["route"], reason["code"]) == ("cloud", "hard")
+    assert reason["value"] == pytest.approx(made.gain(asdict(shown)), abs=0.01)
+    other = stage.ask(setup={"policy": {"router": {**data, "artifact": "0/q4"}}})
+    assert "the router was fitted to classics (checkpoint 0, q4), but the device runs" in other["error"]
 
 
 def test_the_page_shows_who_answered_and_why(stage: Stage) -> None:

@@ -195,7 +195,7 @@ def test_a_program_whose_tab_died_is_never_tried_again(context: Any, address: st
     beside = open_page(context, address)
     told = load(beside)
     assert (told["stats"]["program"], told["stats"]["choice"]["why"]) == ("integrated-f32", "busy")
-    assert beside.run(READ_NOTES)[0]["lost"] == [], "a live tab's note is no death"
+    assert beside.run(READ_NOTES)[0]["lost"] == [], "a live tab's note is not a death"
     beside.tab.close()
     with suppress(Exception):  # Playwright reports the crash
         dying.tab.goto("chrome://crash", timeout=10_000)

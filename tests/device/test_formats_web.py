@@ -5,15 +5,12 @@ valid, whatever is drawn.
 from __future__ import annotations
 
 import json
-import subprocess
-from typing import Any
 
-import pytest
 from jsonschema import Draft202012Validator
 
 from tests.support.artifacts import Built
 from tests.support.browser import browser, new_page, serve
-from tests.support.paths import WEB, node
+from tests.support.web_hosts import asked_in_node
 
 SCHEMA = {
     "type": "object",
@@ -43,15 +40,7 @@ def check(reason: str, text: str) -> None:
 
 
 def test_answers_in_node_are_valid(built: Built) -> None:
-    if not (WEB / "dist" / "node" / "index.js").is_file():
-        pytest.skip("the web package is not built (run `make setup`)")
-    artifact = built("classics-7M", "q4") / "wasm"
-    command = [node(), str(WEB / "test/hosts/objects.mjs"), str(WEB / "dist"), str(artifact)]
-    made = subprocess.run(
-        [*command, json.dumps(FORMAT), "10"], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    told: dict[str, Any] = json.loads(made.stdout)
+    told = asked_in_node("objects", built("classics-7M", "q4") / "wasm", FORMAT, 10)
     for reason, text, scores in told["answers"]:
         check(reason, text)
         assert scores is None or scores > 0

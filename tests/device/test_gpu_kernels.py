@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import re
 
+import gguf
+import numpy as np
 import pytest
 
+from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
 from nearfar.format.manifest import Float
+from nearfar.format.scales import SYMMETRIC
+from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
-from tests.support import gpu_jobs, int8_jobs
+from nearfar.kernels.quantized import Matrix
+from tests.support import gguf_files, gpu_jobs, int8_jobs
 from tests.support.turns import in_turns
 
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
@@ -29,10 +35,9 @@ def check(job: GraphJob, target: str, precision: Precision) -> None:
     gpu_jobs.check(kernels(target, precision), runner(target), precision, job)
 
 
+NAMED = gpu_jobs.MATRICES | gpu_jobs.SCHEMES
 MATRICES = {
-    f"{name}-{matrix.n}x{matrix.k}": matrix
-    for named in (gpu_jobs.MATRICES, gpu_jobs.SCHEMES)
-    for name, matrix in named.items()
+    f"{name}-{matrix.n}x{matrix.k}": matrix for name, matrix in (NAMED | gpu_jobs.SCALES_ALONE).items()
 }
 
 
@@ -48,9 +53,31 @@ def test_matrices(matrix: str, m: int, precision: Precision, target: str) -> Non
 @in_turns("target", "scale")
 @TARGETS
 @pytest.mark.parametrize("scale", [1.0, 2304**0.5])
-@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("matrix", NAMED)
 def test_embed(matrix: str, scale: float, target: str) -> None:
-    check(Embed(4, MATRICES[matrix], scale), target, "f32")
+    check(Embed(4, NAMED[matrix], scale), target, "f32")
+
+
+@in_turns("target", "k")
+@TARGETS
+@pytest.mark.parametrize("k", [32, 160, 192])
+@pytest.mark.parametrize("kind", sorted(kind for kind in BLOCKS if BLOCKS[kind].scales == SYMMETRIC))
+def test_rows_of_a_gguf_file_are_those_of_the_file(kind: str, k: int, target: str) -> None:
+    """Scales without biases: to the bit what the gguf package says, also of an odd number of columns."""
+    count = 37
+    rows = gguf_files.random_rows(kind, count, k, seed=k)
+    scheme = BLOCKS[kind].scheme(k)
+    assert scheme is not None
+    matrix = Matrix(count, k, scheme.bits, scheme.group_size, scales=scheme.scales)
+    _, size = gguf.GGML_QUANT_SIZES[gguf_files.KINDS[kind]]
+    carried = read_rows(kind, rows, size).carried(scheme.bits, kind, scheme.scales)
+    made = kernels(target, "f32")
+    tokens = np.zeros(MAX_STEP, np.int32)
+    tokens[:count] = np.arange(count)
+    arrays = dict(zip(("w0", "w1"), made.pack(matrix, carried.rows), strict=True))
+    arrays |= {"tokens": tokens, "out": np.zeros((count, k), np.float32)}
+    got = runner(target)(made.stages(Embed(count, matrix)), "f32", arrays)["out"]
+    np.testing.assert_array_equal(got, gguf_files.floats(rows, kind))
 
 
 @in_turns("rows", "target", "precision", "which")
@@ -92,6 +119,14 @@ def test_norm(name: str, target: str) -> None:
 def test_experts(name: str, target: str) -> None:
     job: GraphJob = {**gpu_jobs.ROUTES, **gpu_jobs.EXPERTS}[name]
     check(job, target, "f32")
+
+
+@in_turns("target", "device")
+@TARGETS
+@pytest.mark.parametrize("device", ["software", "discrete"])
+@pytest.mark.parametrize("name", gpu_jobs.STATES)
+def test_states(name: str, device: str, target: str) -> None:
+    gpu_jobs.check(kernels(target, "f32", device), runner(target), "f32", gpu_jobs.STATES[name])
 
 
 HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 3, 80))}

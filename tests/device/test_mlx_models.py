@@ -16,7 +16,17 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import BuildError
-from tests.support.architectures import ATTENDING, GROWTH, Case, Massive, checkpoint, make, prompt, reference
+from tests.support.architectures import (
+    ATTENDING,
+    GROWTH,
+    RECURRENT,
+    Case,
+    Massive,
+    checkpoint,
+    make,
+    prompt,
+    reference,
+)
 from tests.support.backends import last_logits
 from tests.support.late import late
 from tests.support.mlx_artifact import Direct
@@ -167,6 +177,19 @@ def test_massive_activations_stay_finite_in_float16(where: str, tmp_path: Path) 
         assert away(found, model.logits()) < 0.03
 
 
+@pytest.mark.parametrize("name", ["lfm2-plain", "qwen3_5_text-plain"])
+def test_states_are_float32_in_a_float16_program(name: str, tmp_path: Path) -> None:
+    given = next(each for each in RECURRENT if str(each) == name)
+    (path,) = build(BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none"))
+    direct, tokens = Direct(path, precision="f16"), prompt(given, 45)
+    direct.pages(list(range(4)))
+    assert away(direct.prefill(tokens), reference(given)(tokens)[-1]) < 0.02
+    kept = direct.device.read_pages(direct.groups[-1], [0])
+    kinds = {cache: array.dtype for cache, array in kept.items() if cache[-1] in "xs"}
+    assert kinds
+    assert set(kinds.values()) == {np.dtype("float32")}
+
+
 def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
     """Gemma 4 with heads of 32 and 64 values: each cache has groups that fit it."""
     given = next(each for each in ATTENDING if str(each) == "gemma4_text-shared")
@@ -202,8 +225,10 @@ def test_a_window_bounds_what_is_read(made: Case, root: Path) -> None:
     np.testing.assert_array_equal(direct.step(tokens[-1:], len(tokens) - 1), expected)
 
 
-def test_experts_are_not_exported(tmp_path: Path) -> None:
-    given = next(each for each in ATTENDING if each.experts)
+@pytest.mark.parametrize(("given", "said"), [
+    (next(each for each in ATTENDING if each.experts), "experts"), (RECURRENT[0], "a short convolution"),
+], ids=str)  # fmt: skip
+def test_experts_and_states_are_not_exported(given: Case, said: str, tmp_path: Path) -> None:
     options = BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none", export_function=True)
-    with pytest.raises(BuildError, match="--export-function is not for models with experts"):
+    with pytest.raises(BuildError, match=f"--export-function is not for models with {said}"):
         build(options)

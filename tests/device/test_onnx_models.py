@@ -8,7 +8,7 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.errors import BuildError
-from tests.support.architectures import ATTENDING, RECURRENT, Case, checkpoint
+from tests.support.architectures import ATTENDING, RECURRENT, STATE_SPACES, Case, checkpoint
 from tests.support.parity import check_answers, opened
 
 SHORT = ("olmo2-plain",)
@@ -35,11 +35,16 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
         build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none"))
 
 
+def test_states_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no short convolutions"):
+        build(BuildOptions(str(checkpoint(RECURRENT[0])), tmp_path, ("onnx",), "none"))
+
+
 @pytest.mark.parametrize(("target", "said"), [
-    ("onnx", "no short convolutions"), ("mlx", "a short convolution or a recurrent state"),
-    ("vulkan", "no kernels for short convolutions"),
-    ("webgpu", "no kernels for short convolutions"),
+    ("onnx", "no short convolutions"), ("mlx", "no state space of Mamba-2"),
+    ("vulkan", "no kernels for the state spaces of Mamba-2"),
+    ("webgpu", "no kernels for the state spaces of Mamba-2"),
 ])  # fmt: skip
-def test_targets_without_states_refuse_them_by_name(target: str, said: str, tmp_path: Path) -> None:
+def test_state_spaces_are_refused_by_name(target: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=said):
-        build(BuildOptions(str(checkpoint(RECURRENT[0])), tmp_path, (target,), "none"))
+        build(BuildOptions(str(checkpoint(STATE_SPACES[0])), tmp_path, (target,), "none"))

@@ -194,7 +194,7 @@ def test_keys_of_other_artifacts_are_not_mixed(
     if bits == 8:
         engine.load_cache(tmp_path / "a.snap")
         return
-    with pytest.raises(SnapshotError, match=r"by 4,096 tokens of the shipped text.*by 5,000 tokens of"):
+    with pytest.raises(SnapshotError, match=r"on 4,096 tokens of the shipped text.*on 5,000 tokens of"):
         engine.load_cache(tmp_path / "a.snap")
 
 

@@ -94,7 +94,8 @@ def test_projections_that_append(
 
 def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
     """Scale and offset to the bit as NumPy makes them: of values below float16's normal numbers, of equal
-    ones, of huge ones, which saturate, and of what is no number, which makes none of its group alone.
+    ones, of huge ones, which saturate, and of what is not a number, which makes its own group NaN and no
+    other.
     """
     dim, kv, m = 128, 2, 16
     made: RopeAppend = gpu_jobs.paged(RopeAppend, (m, 2, kv, dim), "float32", rope=False)
@@ -115,7 +116,7 @@ def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
     arrays |= {"x": rows.reshape(m, -1), "page_table": table, "out": np.zeros(job.out[0], np.float32)}
     arrays["slots"][:m], arrays["positions"][:m] = 1, np.arange(m)
     arrays |= {name: np.zeros(shape, dtype) for name in ("k_cache", "v_cache")}
-    if job.rounds:
+    if job.rounds_keys:
         arrays["k_rounding"][...] = 0
     got = run(kernels("discrete").stages(job), "f32", arrays)
     for name, first in (("k_cache", 2), ("v_cache", 2 + kv)):

@@ -1,5 +1,5 @@
 """A checkpoint that is quantized already, on every target and from every command: none is refused because a
-target lacks a scheme of it; what is quantized anew for a target is said in one line.
+target lacks a scheme of it; what is quantized again for a target is said in one line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An artifact that was built anew where another lay is the one that runs, also in the same process."""
+"""An artifact that was built again where another lay is the one that runs, also in the same process."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.openai.knowledge import knowledge
-from nearfar.edge_runtime.snapshots.record import origin
 from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.routing import Endpoint, HybridClient, Policy
-from nearfar.routing.fitted import FittedRouter, Point
+from nearfar.routing.device import artifact_of
+from nearfar.routing.fitted import ROW_TOKENS, FittedRouter, Point, Regression
 from nearfar.routing.policy import MonitorOptions, RetryOptions
 from nearfar.routing.shapes import Provenance
 from tests.support.artifacts import Built
@@ -204,15 +204,15 @@ def test_an_artifact_is_loaded_when_it_is_needed_and_its_speed_is_kept(
 def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_the_prompt(
     device: Engine, server: RunningServer, tmp_path: Path
 ) -> None:
-    told = origin(device.manifest, device.context).fingerprint
+    told = artifact_of(device.asynchronous)
     # On the sample model the entropy of the first token tells nothing; any direction of it is a router.
-    made = FittedRouter(
-        "sample", told, ("length",), (0.0,), (1.0,), (1.0,), -math.log(60), 0.5, 50, 0.5, (Point(0, 1, 0),)
-    )
+    by_length = Regression(("length",), (0.0,), (1.0,), (1.0,), -math.log(60), 0.5, None)
+    made = FittedRouter("sample", told, 50, by_length, 0.5, None, None, 8, (Point(0, 1, None, 0, None),))
     path, records = tmp_path / "router.json", tmp_path / "records.jsonl"
     made.save(path)
     cloud = Endpoint(server.address, key=None)
-    with HybridClient(device=device, cloud=cloud, policy=POLICY, router=path, records=records) as client:
+    policy = replace(POLICY, router=path)
+    with HybridClient(device=device, cloud=cloud, policy=policy, records=records) as client:
         short = client.chat.completions.create(messages=ASK, **GREEDY)
         long = client.chat.completions.create(
             messages=[{"role": "user", "content": "Tell me about the fox. " * 12}], **GREEDY
@@ -226,23 +226,69 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
     assert routes == [("device", "easy"), ("cloud", "hard"), ("device", "private")]
     written = [json.loads(line) for line in records.read_text().splitlines()]
     assert written[0]["artifact"] == told
-    assert set(written[0]["knowledge"]) == {
-        "prompt_tokens", "entropy", "best", "margin", "prompt_logprob", "sure"
-    }  # fmt: skip
+    assert set(written[0]["knowledge"]) == {"prompt_tokens", "top", "prompt_logprob", "sure", "row"}
+    assert written[0]["knowledge"]["row"] == []
+    assert len(written[0]["outcome"]["first_tokens"]) == 16
     assert written[0]["request"]["conversation"]["cached_device"] <= written[0]["request"]["prompt_tokens"]
     assert "knowledge" not in written[2]
-    with HybridClient(device=device, cloud=cloud, policy=POLICY, router="record", records=records) as client:
+    assert written[2]["outcome"]["first_tokens"] is None
+    policy = replace(POLICY, router="record", shadow="device")
+    with HybridClient(device=device, cloud=cloud, policy=policy, records=records) as client:
         plain = client.chat.completions.create(messages=ASK, **GREEDY)
     assert plain.x_nearfar.reasons[0].code == "preferred"
-    assert json.loads(records.read_text().splitlines()[-1])["knowledge"]["sure"] is None
+    last = json.loads(records.read_text().splitlines()[-1])
+    assert last["knowledge"]["sure"] is None
+    assert len(last["knowledge"]["row"]) == ROW_TOKENS
+    assert len(last["outcome"]["first_tokens"]) == 16
+    # Budgets win: what is too dear stays, however hard it is.
+    broke = Policy.parse({"router": json.loads(path.read_text()), "budget_day": 1})
+    with HybridClient(device=device, cloud=cloud, policy=broke) as client:
+        kept = client.chat.completions.create(
+            messages=[{"role": "user", "content": "Tell me about the fox. " * 12}], **GREEDY
+        )
+    told_it = kept.x_nearfar
+    assert (told_it.route, told_it.degraded) == ("device", True)
+    assert [reason.code for reason in told_it.reasons] == ["hard", "budget_day"]
     replace(made, artifact="0" * 64).save(path)
     with (
-        HybridClient(device=device, cloud=cloud, policy=POLICY, router=path) as client,
-        pytest.raises(RequestError, match="fit it again"),
+        HybridClient(device=device, cloud=cloud, policy=replace(POLICY, router=path)) as client,
+        pytest.raises(RequestError, match="fit a router to this model"),
     ):
         client.chat.completions.create(messages=ASK, **GREEDY)
-    with pytest.raises(RequestError, match="router and difficulty"):
-        HybridClient(device=device, cloud=cloud, router=path, difficulty=difficulty)
+    with pytest.raises(RequestError, match="and difficulty"):
+        HybridClient(device=device, cloud=cloud, policy=replace(POLICY, router=path), difficulty=difficulty)
+
+
+def test_an_answer_that_a_fitted_router_doubts_is_never_shown_except_where_the_cloud_may_not_have_it(
+    device: Engine, cloud: Proxy, expected: str
+) -> None:
+    easy = Regression(("length",), (0.0,), (1.0,), (0.0,), -5.0, 0.5, None)
+    doubts = Regression(("mean_logprob",), (0.0,), (1.0,), (0.0,), 5.0, 0.5, None)
+    made = FittedRouter(
+        "sample",
+        artifact_of(device.asynchronous),
+        50,
+        easy,
+        0.5,
+        doubts,
+        0.5,
+        6,
+        (Point(0, 1, None, 0, None),),
+    )
+    data = json.loads(json.dumps({"format": "nearfar-router", "version": 2, **asdict(made)}))
+    policy = replace(POLICY, router=data)
+    with HybridClient(device=device, cloud=cloud.address, policy=policy) as client:
+        text, told = ask(client)
+        assert (text, told.path, codes(told)) == (expected, ["cloud"], ["easy", "doubtful"])
+        assert ask(client, max_tokens=2)[1].path == ["cloud"], "a short answer is judged at its end"
+        connections = cloud.connections
+        text, told = ask(client, [{"role": "user", "content": "My secret hen."}], x_nearfar={"private": True})
+        assert (told.path, codes(told)) == (["device"], ["private"])
+    with HybridClient(device=device, cloud=cloud.address, policy=replace(policy, budget_day=1)) as client:
+        text, told = ask(client)
+        assert (text, told.path, told.degraded) == (expected, ["device"], False)
+        assert codes(told) == ["easy", "budget_day"]
+    assert cloud.connections == connections
 
 
 def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
@@ -254,9 +300,12 @@ def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
     first = device.completions.create(tokens, max_tokens=1, temperature=0, logprobs=2).choices[0].logprobs
     assert first is not None
     best, second = sorted(first.top_logprobs[0].values(), reverse=True)[:2]
-    assert made.best == pytest.approx(best, abs=1e-3)
-    assert made.margin == pytest.approx(best - second, abs=1e-3)
-    assert 0 < made.entropy < math.log(engine.manifest.model.vocab_size)
+    assert made.top[:2] == pytest.approx((best, second), abs=1e-3)
+    assert len(made.top) == 20
+    assert sum(map(math.exp, made.top)) < 1
+    shown = device.loop.run(knowledge(engine, ask, ask=False, tokens=tuple(range(64)))).row
+    assert [token for token, _ in shown] == list(range(64))
+    assert all(logprob <= made.top[0] + 1e-4 for _, logprob in shown)
     assert made.sure is not None
     cached = device.chat.completions.create(messages=ask, max_tokens=1)
     assert cached.usage.prompt_tokens_details.cached_tokens >= len(tokens) // 16 * 16 - 16

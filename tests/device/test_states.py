@@ -1,13 +1,14 @@
-"""Models with short convolutions and recurrent states, beside transformers: conversations, several requests
-at once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in JavaScript.
+"""Models with short convolutions, recurrent states and experts, beside transformers: conversations, several
+requests at once, prefixes, snapshots, on each target that has them, and by the engine in JavaScript.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,44 +20,56 @@ from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
-from tests.support.architectures import RECURRENT, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES as ALL
+from tests.support.architectures import Case, checkpoint, prompt, reference
 from tests.support.backends import WASM, require
-from tests.support.parity import TOLERANCE
-from tests.support.turns import in_turns
+from tests.support.browser import browser, new_page, serve
+from tests.support.parity import TOLERANCE, only
+from tests.support.turns import in_turns, paired
 from tests.support.wasm_executor import open_wasm
 
 WEB = Path(__file__).parents[2] / "web"
-NAMES = ("lfm2-plain", "qwen3_5_text-plain")
-CASES = {str(case): case for case in RECURRENT if str(case) in NAMES}
+NAMES = ("lfm2_moe-plain", "qwen3_5_moe_text-plain", "gpt_oss-plain")
+MAMBA = "granitemoehybrid-mamba"
+CASES = {str(case): case for case in ALL if str(case) in (*NAMES, MAMBA)}
 ANSWER = 20
 """Tokens of an answer: more than a page."""
 BUCKETS = Buckets((1, 64), (1, 4))
 
 
+Built = Callable[[str, str], Path]
+"""The artifact of a case for a target, built at first use."""
+
+
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Artifacts of both cases for cpu and wasm."""
-    made = {}
-    for name, case in CASES.items():
-        folder = made[name] = tmp_path_factory.mktemp(name)
-        build(BuildOptions(
-            str(checkpoint(case)), folder, ("cpu", "wasm"), "none", buckets=BUCKETS, cpu_features=("native",),
-        ))  # fmt: skip
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folders = {name: tmp_path_factory.mktemp(name) for name in CASES}
+
+    def made(name: str, target: str) -> Path:
+        if not (folders[name] / target).exists():
+            with only(target, "f32"):
+                build(BuildOptions(
+                    str(checkpoint(CASES[name])), folders[name], (target,), "none", buckets=BUCKETS,
+                    cpu_features=("native",), device_classes=("software",),
+                ))  # fmt: skip
+        return folders[name] / target
+
     return made
 
 
 @pytest.fixture
-def engine(artifacts: dict[str, Path], name: str, backend: str) -> Iterator[Engine]:
+def engine(built: Built, name: str, backend: str) -> Iterator[Engine]:
     require(backend)
     if backend in WASM:
-        with open_wasm(artifacts[name] / "wasm", WASM[backend]) as opened:
+        with open_wasm(built(name, "wasm"), WASM[backend]) as opened:
             yield opened
         return
-    with Engine.load(artifacts[name] / backend, kv_memory="8MB") as opened:
+    with Engine.load(built(name, backend), kv_memory="8MB") as opened:
         yield opened
 
 
-EVERYWHERE = pytest.mark.parametrize("backend", ["cpu", "wasm-threads"])
+PLAIN, SHADERS = ("cpu", "mlx", "wasm-threads"), ("vulkan", "webgpu")
+STATE_SPACES = (MAMBA, "cpu"), (MAMBA, "wasm-threads")
 NAMED = pytest.mark.parametrize("name", NAMES)
 
 
@@ -87,10 +100,11 @@ def ask(engine: Engine, case: Case, *prompts: list[int]) -> list[tuple[list[int]
     return found
 
 
-@EVERYWHERE
-@NAMED
+@pytest.mark.parametrize(
+    ("name", "backend"), [*itertools.product(NAMES, PLAIN), *paired(NAMES, SHADERS), *STATE_SPACES]
+)
 def test_a_conversation_goes_on_from_its_last_page(engine: Engine, name: str) -> None:
-    case, longest = CASES[name], 330 if name.startswith("qwen") else 80
+    case, longest = CASES[name], 330 if name.startswith(("qwen", "granite")) else 80
     talk = prompt(case, longest - 60)
     for turn in range(2):
         computed = len(talk) - 1 if turn else 0
@@ -101,8 +115,7 @@ def test_a_conversation_goes_on_from_its_last_page(engine: Engine, name: str) ->
 
 
 @in_turns("backend")
-@EVERYWHERE
-@NAMED
+@pytest.mark.parametrize(("name", "backend"), [*itertools.product(NAMES, [*PLAIN, *SHADERS]), *STATE_SPACES])
 def test_requests_that_begin_alike_come_at_once(engine: Engine, name: str) -> None:
     """Two prompts that share pages, one that is theirs up to a border, and another; then all again."""
     case = CASES[name]
@@ -113,9 +126,12 @@ def test_requests_that_begin_alike_come_at_once(engine: Engine, name: str) -> No
         assert len(tokens) - 17 <= cached < len(tokens)
 
 
-def test_a_snapshot_brings_the_state(artifacts: dict[str, Path], tmp_path: Path) -> None:
+@in_turns("target")
+@pytest.mark.parametrize("target", ["cpu", "mlx", *SHADERS])
+def test_a_snapshot_brings_the_state(built: Built, target: str, tmp_path: Path) -> None:
+    require(target)
     case = CASES[NAMES[1]]
-    tokens, path = prompt(case, 70), artifacts[NAMES[1]] / "cpu"
+    tokens, path = prompt(case, 70), built(NAMES[1], target)
     with Engine.load(path, kv_memory="8MB") as first:
         assert first.save_cache(tmp_path / "a.snap", tokens=tokens).tokens == 64
     with Engine.load(path, kv_memory="8MB") as second:
@@ -125,41 +141,63 @@ def test_a_snapshot_brings_the_state(artifacts: dict[str, Path], tmp_path: Path)
 
 
 ASK = """
-async function main(dist, model, first, second) {
-  const { createEngine } = await import(`file://${dist}/node/index.js`);
-  const engine = await createEngine(model, {});
   const ask = async (prompt) => {
     const asked = { prompt, max_tokens: 20, temperature: 0, ignore_eos: true, logprobs: 0 };
     const made = await engine.completions.create(asked);
-    const [{ text, logprobs }] = made.choices;
-    const cached = made.usage.prompt_tokens_details?.cached_tokens ?? 0;
-    console.log(JSON.stringify([logprobs.token_logprobs, cached]));
-    return text;
+    const [{ logprobs }] = made.choices;
+    return [logprobs.token_logprobs, made.usage.prompt_tokens_details?.cached_tokens ?? 0];
   };
-  await Promise.all([ask(first), ask(second)]);
-  await ask(first + "!");
+  const found = await Promise.all([ask(first), ask(second)]);
+  return [...found, await ask(first + "!")];
+"""
+IN_NODE = f"""
+const answers = async (engine, first, second) => {{{ASK}}};
+async function main(dist, model, first, second) {{
+  const {{ createEngine }} = await import(`file://${{dist}}/node/index.js`);
+  const engine = await createEngine(model, {{}});
+  console.log(JSON.stringify(await answers(engine, first, second)));
   await engine.dispose();
-}
+}}
 main(...process.argv.slice(1));
 """
 
 
-@NAMED
-def test_the_engine_in_javascript_answers_as_transformers(artifacts: dict[str, Path], name: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_in_javascript_answers_as_transformers(built: Built, name: str) -> None:
     if not (WEB / "dist" / "node" / "index.js").is_file():
         pytest.skip("the web package is not built (run `make setup`)")
-    texts = [
-        "The state of a layer is a page. " * (10 if name.startswith("qwen") else 2),
-        "Another prompt, shorter.",
-    ]
-    command = ["node", "-e", ASK, str(WEB / "dist"), str(artifacts[name] / "wasm"), *texts]
+    command = ["node", "-e", IN_NODE, str(WEB / "dist"), str(built(name, "wasm")), *texts(name)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert made.returncode == 0, made.stderr
-    answers = [json.loads(line) for line in made.stdout.splitlines()]
-    length = len(texts[0])
+    check_texts(name, json.loads(made.stdout))
+
+
+@in_turns("name")
+@NAMED
+def test_a_browser_answers_through_webgpu(built: Built, name: str) -> None:
+    with browser() as chromium, serve(built(name, "webgpu")) as address:
+        page = new_page(chromium, address).open()
+        assert page.wait("idle", "error") == "idle", page.notice
+        check_texts(name, page.run(f"const [first, second] = argument; {ASK}", texts(name)))
+
+
+def texts(name: str) -> list[str]:
+    """Two prompts, the first longer than a column of states."""
+    return [
+        "The state of a layer is a page. " * (10 if name.startswith(("qwen", "granite")) else 2),
+        "Another prompt, shorter.",
+    ]
+
+
+def check_texts(name: str, answers: list[tuple[list[float], int]]) -> None:
+    """The logarithms of probabilities of each answer are those of transformers' best tokens, and the last
+    answer went on from a page of the first one's prompt.
+    """
+    first, second = texts(name)
+    length = len(first)
     assert answers[-1][1] == length // 16 * 16 if length % 16 else length - 16
     best: list[list[float]] = []
-    for text in (*texts, texts[0] + "!"):
+    for text in (first, second, first + "!"):
         tokens, found = list(tiny.tokenizer().encode(text).ids), list[float]()
         for _ in range(ANSWER):
             row = reference(CASES[name])(tokens)[-1]

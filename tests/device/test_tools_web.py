@@ -5,15 +5,13 @@ are offered, with valid arguments, whatever is drawn.
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
-import pytest
 from jsonschema import Draft202012Validator
 
 from tests.support.artifacts import Built
 from tests.support.browser import browser, new_page, serve
-from tests.support.paths import WEB, node
+from tests.support.web_hosts import asked_in_node
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "find": {
@@ -50,15 +48,7 @@ def check(reason: str, text: str | None, calls: list[dict[str, Any]]) -> None:
 
 
 def test_calls_in_node_are_valid(built: Built) -> None:
-    if not (WEB / "dist" / "node" / "index.js").is_file():
-        pytest.skip("the web package is not built (run `make setup`)")
-    artifact = built("classics-7M", "q4") / "wasm"
-    command = [node(), str(WEB / "test/hosts/tools.mjs"), str(WEB / "dist"), str(artifact)]
-    made = subprocess.run(
-        [*command, json.dumps(TOOLS), "6"], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    told: dict[str, Any] = json.loads(made.stdout)
+    told = asked_in_node("tools", built("classics-7M", "q4") / "wasm", TOOLS, 6)
     assert "tools" in told["features"]
     for answer in told["answers"]:
         check(*answer)

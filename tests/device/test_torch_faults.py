@@ -1,5 +1,5 @@
 """A step of the torch engine that fails ends its process, and with it the cache: what is answered
-afterwards was computed anew.
+afterwards was computed again.
 """
 
 from __future__ import annotations

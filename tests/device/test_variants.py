@@ -185,7 +185,7 @@ def test_the_first_is_passed_over_too_where_it_does_not_open(artifact: Artifact)
 def test_software_times_nothing(artifact: Artifact) -> None:
     adapter = device(artifact.target).probe().adapter
     if adapter is None or class_of(adapter) != "software":
-        pytest.skip(f"{adapter} is no software")
+        pytest.skip(f"{adapter} is not software")
     with Engine.load(artifact.path, device=artifact.target, kv_memory="4MB") as engine:
         assert str(engine.asynchronous.core.choice) == "software"
 

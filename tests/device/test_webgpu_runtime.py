@@ -1,4 +1,4 @@
-"""The WebGPU executor when something goes wrong: a device that is lost is opened anew, an error says what
+"""The WebGPU executor when something goes wrong: a device that is lost is opened again, an error says what
 it is.
 """
 

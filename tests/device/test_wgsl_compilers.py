@@ -74,6 +74,7 @@ def jobs(dtype: str) -> dict[str, Job]:
     for name in ("plain", "norm_after", "norm_all", "norms", "q_norm_after"):
         out[f"rope_{name}"] = gpu_jobs.paged(RopeAppend, (4, 9, 3, 64), dtype, **gpu_jobs.ROPES[name])
     out |= {f"norm_{name}": norm for name, norm in gpu_jobs.NORMS.items()}
+    out |= {f"state_{name}": job for name, job in gpu_jobs.STATES.items()}
     for name in ("q2g16", "q3g16", "q6g32"):
         out[f"embed_{name}"] = Embed(4, gpu_jobs.SCHEMES[name], 2.0)
         out[f"planes_{name}"] = Linear(16, gpu_jobs.SCHEMES[name], "float32", "float32")
@@ -169,8 +170,14 @@ def over_codes(precision: Precision, dtype: str) -> dict[str, Staged]:
     return made
 
 
+def states_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
+    kernels = variant(CLASSES["discrete"], precision, False).kernels
+    return {f"discrete_{name}": kernels.stages(job) for name, job in gpu_jobs.STATES.items()}
+
+
 BY_CLASS = (
     linears_by_class, linears_of_bytes, attention_by_class, projections_by_class, pieces_by_class, over_codes,
+    states_by_class,
 )  # fmt: skip
 
 

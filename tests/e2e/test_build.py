@@ -113,7 +113,7 @@ def test_inspect_tells_what_the_artifact_holds(stories: Path) -> None:
     assert set(reports) == {"cpu", "webgpu"}
     for report in reports.values():
         dense = [entry["name"] for entry in report["quantization"]["matrices"] if "reason" in entry]
-        assert dense == [f"layers.{i}.down" for i in range(5)], "172 inputs are no multiple of 64"
+        assert dense == [f"layers.{i}.down" for i in range(5)], "172 inputs are not a multiple of 64"
         for program in report["programs"]:
             buckets = {entry["size"]: entry["launches"] for entry in program["functions"]["step"]}
             assert set(buckets) == set(FEW.step)

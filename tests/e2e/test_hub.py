@@ -34,7 +34,7 @@ def build(at: Hub, name: str, home: Path, **environment: str) -> subprocess.Comp
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of GGUF files alone: a model in two qualities, one in parts, and what is no model."""
+    """A repository of GGUF files alone: a model in two qualities, one in parts, and what is not a model."""
     root = tmp_path_factory.mktemp("quantized")
     source = shared_data("models", "classics-1M")
     data = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))

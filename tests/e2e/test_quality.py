@@ -176,7 +176,7 @@ def test_codes_that_are_kept_are_not_looked_for(tmp_path: Path, makes: Makes, ow
     done = nearfar("build", kept, "--target", "mlx", "--quality", "best", "-o", tmp_path / "x")
     assert done.returncode == 1
     text = " ".join(done.stderr.split())
-    assert "are kept: leave --quality out, or quantize anew with --requantize q3" in text
+    assert "are kept: leave --quality out, or quantize them again with --requantize q3" in text
     more = ("--requantize", "q2", "--quality", "good", "--calibrate", own)
     done = nearfar("build", kept, "--target", "mlx", *more, "-o", tmp_path / "anew")
     assert done.returncode == 0, done.stderr

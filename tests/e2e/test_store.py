@@ -209,7 +209,7 @@ def test_codes_of_a_checkpoint_are_made_anew_if_that_is_asked_for(tmp_path: Path
     checkpoint = packed_formats.FORMATS["awq"]().write(tmp_path / "quantized")
     pull = ("pull", checkpoint, "--target", "mlx")
     code, _, err = nearfar(tmp_path, *pull, "--quant", "q3")
-    assert (code, "quantize them anew with --requantize q3" in err) == (1, True), err
+    assert (code, "quantize them again with --requantize q3" in err) == (1, True), err
     code, _, err = nearfar(tmp_path, *pull, "--requantize", "q3")
     assert (code, "Next: nearfar run quantized:q3" in err) == (0, True), err
     (entry,) = listed(tmp_path)
@@ -272,16 +272,15 @@ def test_the_server_takes_what_run_takes(
         for given, more, called in (
             ("stories", (), "stories"),
             ("smollm2:135m", (), "HuggingFaceTB/SmolLM2-135M-Instruct"),
-            ("tales/stories", (), None),
-            ("tales/stories", ("--engine", "artifact"), "tales/stories"),
+            ("tales/stories", ("--engine", "torch"), None),
+            ("tales/stories", (), "tales/stories"),
             ("tales/files:Q8_0", (), "stories-Q8_0"),
             (files / "stories-Q8_0.gguf", (), "stories-Q8_0"),
             (quantized, (), "mlc"),
             (model, (), "stories"),
             (f"{url}/mlx/manifest.json", (), "stories"),
         ):
-            torch = given == model or (given == "tales/stories" and not more)
-            with servers.serving(given, *more, *(() if torch else ("--device", "mlx"))) as address:
+            with servers.serving(given, *(more or ("--device", "mlx"))) as address:
                 (one,) = httpx.get(f"{address}/v1/models", timeout=20).json()["data"]
                 assert called in (None, one["id"]), given
                 body = {"model": one["id"], "prompt": [1], "max_tokens": 2}

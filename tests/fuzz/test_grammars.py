@@ -164,4 +164,4 @@ def test_a_grammar_of_noise_is_refused_or_followed(tail: str, choice: random.Ran
     except RequestError as error:
         refused(error)
     except UnicodeDecodeError:
-        pass  # the grammar allows bytes that are no UTF-8
+        pass  # the grammar allows bytes that are not UTF-8

@@ -196,7 +196,7 @@ def test_a_whole_answer_is_read(rig: Rig) -> None:
 
 
 def test_a_cut_at_every_byte(rig: Rig) -> None:
-    """Before the end of its answer a cut is an error, after it is none. Bytes in two parts are no cut.
+    """Before the end of its answer a cut is an error, after it is none. Bytes in two parts are not a cut.
 
     Every second byte; every one in `make fuzz`.
     """

@@ -53,7 +53,7 @@ def _vitest(selection: Selection, tree: Path) -> tuple[list[str], Path]:
 
 
 def of_pytest(selection: Selection, code: int, printed: str, told: str) -> Outcome:
-    """By pytest's exit code: 0, all passed; 1, tests failed; anything else is no answer."""
+    """By pytest's exit code: 0, all passed; 1, tests failed; anything else is not an answer."""
     if code == 0 and " passed" not in printed and not re.search(r"^[sxX]*\.", printed, re.MULTILINE):
         return Outcome(problem=f"{selection} ran no test, all are skipped here: {told}")
     if code == 0:

@@ -28,7 +28,7 @@ from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import SOFTWARE
-from tests.support.architectures import ATTENDING, Case
+from tests.support.architectures import ON_GPUS, Case
 from tests.support.parity import SMALL
 
 FUSED = "legalize"
@@ -48,7 +48,7 @@ def jobs(dtype: Float) -> tuple[GraphJob, ...]:
     and caches.
     """
     kernels = variant(SOFTWARE, "f16" if dtype == "float16" else "f32", vectors=False).kernels
-    return tuple(dict.fromkeys(job for case in ATTENDING for job in _jobs(model_of(case), kernels, dtype)))
+    return tuple(dict.fromkeys(job for case in ON_GPUS for job in _jobs(model_of(case), kernels, dtype)))
 
 
 def _jobs(model: Model, kernels: Kernels, dtype: Float) -> list[GraphJob]:
@@ -62,7 +62,7 @@ def _jobs(model: Model, kernels: Kernels, dtype: Float) -> list[GraphJob]:
     for m in SMALL.step:
         dtypes = Precisions(kernels.activations, dtype)
         module[f"step_{m}"] = lower_step(model, manifest.CACHE, kernels, dtypes, matrices, m).function
-    bundles = kernels.bundles(model.step, rounds=False)
+    bundles = kernels.bundles(model.step, rounds_keys=False)
     bundled = {tuple(map(identifier, held)): identifier(name) for name, held in bundles.items()}
     flow = compile_flow(kernels, bundled, gpu=True)
     until = [each.name for each in flow].index(FUSED)

@@ -36,7 +36,8 @@ class Case:
     @property
     def experts(self) -> bool:
         """Whether some of its layers have experts, which not every target has."""
-        return any("experts" in key and value for key, value in self.config.items())
+        text = self.config.get("text_config", self.config)
+        return any("experts" in key and value for key, value in text.items())
 
     def __str__(self) -> str:
         return f"{self.model_type}-{self.name}"
@@ -213,6 +214,11 @@ GRANITES += [
          residual_multiplier=0.5, logits_scaling=3.0, tie_word_embeddings=True),
 ]  # fmt: skip
 
+GRANITES += [
+    case("granitemoehybrid", "experts", **{**HYBRID, "num_local_experts": 7, "num_experts_per_tok": 3,
+         "shared_intermediate_size": 40, "intermediate_size": 28}, **MULTIPLIED,
+         position_embedding_type="rope", attention_bias=True, hidden_act="gelu"),
+]  # fmt: skip
 GPT_OSS_ROPE = {**YARN, "truncate": False, "rope_theta": 150000.0}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 MOES = [
@@ -228,6 +234,12 @@ MOES = [
          use_sliding_window=True, sliding_window=12, tie_word_embeddings=True),
     case("qwen3_moe", "sparse", moe_intermediate_size=20, num_experts=7, num_experts_per_tok=2,
          decoder_sparse_step=2, num_hidden_layers=4),
+    case("qwen2_moe", "plain", head_dim=OWN, hidden_size=64, moe_intermediate_size=20, num_experts=9,
+         num_experts_per_tok=3, shared_expert_intermediate_size=36),
+    case("qwen2_moe", "mixed", head_dim=OWN, moe_intermediate_size=44, num_experts=5, num_experts_per_tok=2,
+         shared_expert_intermediate_size=24, norm_topk_prob=True, mlp_only_layers=[2], qkv_bias=False,
+         num_hidden_layers=4, use_sliding_window=True, sliding_window=10, max_window_layers=3,
+         hidden_act="gelu", tie_word_embeddings=True),
     case("granitemoe", "plain", head_dim=OWN, hidden_size=64, intermediate_size=24, num_local_experts=5,
          num_experts_per_tok=2, embedding_multiplier=12.0, attention_multiplier=0.11,
          residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
@@ -265,6 +277,11 @@ GEMMA4: dict[str, Any] = {
     "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
 }  # fmt: skip
 
+TINY_26B: dict[str, Any] = {
+    **{key: value for key, value in GEMMA4.items() if key not in ("num_hidden_layers", "layer_types")},
+    "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+
 GEMMAS = [
     case(
         "gemma2", "plain", head_dim=24, query_pre_attn_scalar=20, sliding_window=13, tie_word_embeddings=True,
@@ -297,6 +314,12 @@ GEMMAS = [
     case(
         "gemma4_text", "twice", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
         attention_k_eq_v=True, num_global_key_value_heads=1, num_key_value_heads=4,
+    ),
+    case(
+        "gemma4_text", "experts", **TINY_26B,
+        num_hidden_layers=3, layer_types=[LOCAL, LOCAL, GLOBAL],
+        enable_moe_block=True, num_experts=7, top_k_experts=3, moe_intermediate_size=20,
+        attention_k_eq_v=True, num_global_key_value_heads=1, num_key_value_heads=4, tie_word_embeddings=True,
     ),
 ]  # fmt: skip
 
@@ -376,6 +399,12 @@ LFM2S = [
          layer_types=[CONV, CONV, GLOBAL, CONV]),
     case("lfm2", "biased", **LFM2, head_dim=24, conv_bias=True, conv_L_cache=5, full_attn_idxs=[1],
          block_ffn_dim_multiplier=1.3, prompts=(3, 45)),
+    case("lfm2_moe", "plain", **{**LFM2, "block_multiple_of": OWN}, head_dim=OWN, num_hidden_layers=4,
+         num_dense_layers=1, layer_types=[CONV, CONV, GLOBAL, CONV], num_experts=9, num_experts_per_tok=3,
+         moe_intermediate_size=20, tie_word_embeddings=True),
+    case("lfm2_moe", "odd", **{**LFM2, "block_multiple_of": OWN}, head_dim=24, conv_bias=True,
+         num_dense_layers=0, layer_types=[GLOBAL, CONV, CONV], num_experts=6, num_experts_per_tok=2,
+         moe_intermediate_size=37, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=2.5),
     case("lfm2", "deep", **{**LFM2, "hidden_size": 40}, conv_L_cache=20, layer_types=[GLOBAL, CONV, CONV],
          block_auto_adjust_ff_dim=False, prompts=(9, 70)),
 ]  # fmt: skip
@@ -393,22 +422,75 @@ DELTAS = [
          "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}, head_dim=32, attention_bias=True,
          tie_word_embeddings=True, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION]),
 ]  # fmt: skip
+EXPERTS_3_5: dict[str, Any] = {"intermediate_size": OWN, "shared_expert_intermediate_size": 36}
+DELTAS += [
+    case("qwen3_5_moe_text", "plain", **QWEN3_5, **EXPERTS_3_5, num_hidden_layers=4, num_experts=9,
+         num_experts_per_tok=3, moe_intermediate_size=20, rope_parameters=MROPE_3_5, prompts=(9, 45, 300)),
+    case("qwen3_5_moe_text", "odd", **{**QWEN3_5, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
+         "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}, **EXPERTS_3_5, head_dim=32,
+         attention_bias=True, tie_word_embeddings=True, num_experts=5, num_experts_per_tok=5,
+         moe_intermediate_size=17, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION]),
+]  # fmt: skip
 VISION_3_5 = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
     "patch_size": 4, "num_position_embeddings": 16, "model_type": "qwen3_5",
 }  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "hidden_size": 64, "head_dim": OWN, "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_n_groups": 1,
+    "mamba_expand": 2, "max_position_embeddings": 700, "mamba_chunk_size": 32,
+}  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2,
+    "layer_norm_epsilon": 0.01, "num_hidden_layers": OWN, "max_position_embeddings": 700, "chunk_size": 32,
+    "rms_norm_eps": OWN,
+}  # fmt: skip
+FALCON: dict[str, Any] = {
+    "mamba_d_state": 16, "mamba_n_heads": 4, "mamba_d_ssm": 80, "max_position_embeddings": 700,
+    "mamba_chunk_size": 32, "num_hidden_layers": 2,
+}  # fmt: skip
+FACTORS: dict[str, Any] = {
+    "lm_head_multiplier": 0.4, "embedding_multiplier": 3.0, "mlp_multipliers": [0.7, 1.6],
+    "key_multiplier": 0.35, "attention_in_multiplier": 0.8, "attention_out_multiplier": 1.3,
+    "ssm_in_multiplier": 0.9, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.7, 1.4, 0.8, 1.2, 0.6],
+}  # fmt: skip
+STATE_SPACES = [
+    case("granitemoehybrid", "mamba", **MULTIPLIED, **MAMBA, num_hidden_layers=4, num_local_experts=0,
+         num_experts_per_tok=0, shared_intermediate_size=100, tie_word_embeddings=True,
+         layer_types=[LINEAR_ATTENTION, LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION], prompts=(9, 45, 300)),
+    case("granitemoehybrid", "odd", **{**MAMBA, "hidden_size": 72, "mamba_n_heads": 6, "mamba_d_state": 12,
+         "mamba_n_groups": 3}, num_local_experts=5, num_experts_per_tok=2, intermediate_size=24,
+         shared_intermediate_size=44, mamba_d_conv=3, mamba_conv_bias=False, mamba_proj_bias=True,
+         attention_bias=True, time_step_limit=[0.3, 1.1], position_embedding_type="rope",
+         residual_multiplier=0.5, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION], prompts=(9, 70)),
+    case("nemotron_h", "plain", **NEMOTRON, layers_block_type=[LINEAR_ATTENTION, "mlp", GLOBAL, "mlp"],
+         prompts=(9, 45, 300)),
+    case("nemotron_h", "odd", **{**NEMOTRON, "mamba_head_dim": 20, "mamba_num_heads": 9, "n_groups": 3},
+         hybrid_override_pattern="M-*MM", use_bias=True, mlp_bias=True, use_conv_bias=False, conv_kernel=2,
+         time_step_min=0.2, mlp_hidden_act="gelu"),
+    case("falcon_h1", "plain", **FALCON, prompts=(9, 45, 300)),
+    case("falcon_h1", "multiplied", **{**FALCON, "mamba_d_ssm": 96}, mamba_n_groups=2,
+         mamba_rms_norm=True, mamba_norm_before_gate=True, **FACTORS, tie_word_embeddings=True),
+    case("falcon_h1", "biased", **{**FALCON, "mamba_d_ssm": None}, mamba_rms_norm=True,
+         mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, attention_bias=True,
+         mlp_bias=True, mamba_conv_bias=False, time_step_limit=[0.1, 0.9], **FACTORS),
+    case("falcon_h1", "bare", **{**FALCON, "mamba_n_heads": 8}, projectors_bias=True, **FACTORS),
+]  # fmt: skip
 RECURRENT = [
-    *LFM2S, *DELTAS,
+    *LFM2S, *DELTAS, *STATE_SPACES,
     inside("qwen3_5", DELTAS[1], VISION_3_5, tie_word_embeddings=True, image_token_id=260, video_token_id=259,
            vision_start_token_id=258, vision_end_token_id=255),
+    inside("qwen3_5_moe", DELTAS[3], {**VISION_3_5, "model_type": "qwen3_5_moe"}, tie_word_embeddings=True,
+           image_token_id=260, video_token_id=259, vision_start_token_id=258, vision_end_token_id=255),
 ]  # fmt: skip
 
 ATTENDING: tuple[Case, ...] = (
     *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
     *COUSINS, *PARTS, *SEEING, *VISUAL,
 )  # fmt: skip
-"""Cases whose layers keep keys and values only: every target builds them."""
+"""Cases whose layers keep keys and values only: onnx builds no others."""
 CASES: tuple[Case, ...] = (*ATTENDING, *RECURRENT)
+ON_GPUS: tuple[Case, ...] = tuple(each for each in CASES if each not in STATE_SPACES)
+"""Cases that webgpu and vulkan build."""
 
 
 @cache

@@ -77,7 +77,7 @@ class Page:
     complaints: list[str] = field(default_factory=list)
 
     def open(self, **parameters: object) -> "Page":
-        """Go to the page with these link parameters; the log of requests begins anew."""
+        """Go to the page with these link parameters; the log of requests begins again."""
         self.requests.clear()
         self.tab.goto(f"{self.address}?{urlencode(parameters)}" if parameters else self.address)
         return self

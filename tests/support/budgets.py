@@ -4,7 +4,7 @@ is.
 `python -m tests.support.budgets FILE…` reads what test runs wrote (tests/support/times.py) and names the
 files that took more than their budget; it ends with exit status 1 if a file took three times its budget
 and the time lost is large enough to be felt (`FELT`).
-`--write` makes the budgets anew from these runs: do this after a run with empty caches, and read the
+`--write` makes the budgets again from these runs: do this after a run with empty caches, and read the
 difference.
 
 A slow machine must not fail: budgets are scaled by a loop that is timed here and was timed when they were

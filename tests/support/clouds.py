@@ -45,7 +45,7 @@ class Cloud:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def posts(self, path: str | None = None) -> list[Json]:
-        """Bodies of the requests that are no listing."""
+        """Bodies of the requests that do not ask for a list."""
         return [
             body
             for asked, body in self.asked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 
+from nearfar.build.program.fingerprint import fingerprint
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
+from nearfar.folders import read_cache, trim_cache, write_cache
 from nearfar.format.kv import BITS
 from nearfar.kernels.jobs import GraphJob, Job
 from nearfar.kernels.jobs.logits import OverLogits
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
 from nearfar.targets.cpu.kernels.extents import closed
+from nearfar.targets.cpu.platforms import host
 from nearfar.targets.cpu.units import Unit
 from tests.support import quantized_kv
 from tests.support.job_reference import (
@@ -28,10 +33,12 @@ from tests.support.job_reference import (
     reference,
     rounding_weights,
 )
+from tests.support.kept import FOLDER
 
 Array = npt.NDArray[Any]
 HERE = native()
 KERNELS = CpuKernels(HERE)
+LIMIT = 256 << 20  # bytes of kept libraries; one takes some megabytes
 
 
 class CpuJobs:
@@ -45,8 +52,9 @@ class CpuJobs:
             for job, staged in self.staged.items()
             for i, stage in enumerate(staged.stages)
         }
-        compile_library(tvm.IRModule(functions), folder / "model.so", unit)
-        self.library = Library(folder / "model.so")
+        file = folder / "model.so"
+        file.write_bytes(_library(tvm.IRModule(functions), file, unit))
+        self.library = Library(file)
         self.pool = self.library.pool(threads)
 
     def run(self, job: Job, arrays: dict[str, Array]) -> dict[str, Array]:
@@ -107,6 +115,24 @@ class CpuJobs:
                 np.testing.assert_allclose(
                     got[name], want[name], rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}"
                 )
+
+
+def _library(functions: tvm.IRModule, file: Path, unit: Unit) -> bytes:
+    """The library of these functions, compiled at `file` unless an earlier run has kept it: LLVM takes 20 CPU
+    seconds for a file of tests, the functions' TIR half a second.
+
+    It is kept by the functions' TIR, and by the code and the tools that compile TIR.
+    """
+    made = f"{fingerprint(unit, host(), compile_library)}\n{functions.script(show_meta=True)}"
+    folder = Path(os.environ[FOLDER]) / "cpu-jobs"
+    kept = folder / f"{hashlib.sha256(made.encode()).hexdigest()}.so"
+    if found := read_cache(kept):
+        return found
+    compile_library(functions, file, unit)
+    content = file.read_bytes()
+    if write_cache(kept, content):
+        trim_cache(folder, kept.suffix, LIMIT, kept)
+    return content
 
 
 def _taken(array: Array, shape: Sequence[Any], job: Job) -> Array:

@@ -5,6 +5,7 @@ package; blocks that it cannot quantize are random bytes with scales that make s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,16 @@ ARCHITECTURES = {
     "mistral": "llama", "internlm3": "llama", "iquestcoder": "llama", "gemma3_text": "gemma3",
     "gemma4_text": "gemma4", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
     "glm": "chatglm", "granitemoehybrid": "granite",
+    "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
+    "lfm2_moe": "lfm2moe", "falcon_h1": "falcon-h1",
 }  # fmt: skip
-PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
+NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
+"""Endings of names of norms in Mamba-2 layers."""
+PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+EXPERT = re.compile(
+    r"(model\.layers\.\d+)\.\w+\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)"
+)
+W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 PATTERNED = ("olmo2", "exaone4", "gemma4")
 """Architectures whose files say of each layer whether it has a window."""
 HALVES = {
@@ -36,6 +45,7 @@ MIXED = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"},
     "Q2_K_S": {"v_proj": "Q4_K", "o_proj": "Q3_K", "embed": "Q6_K", "": "Q2_K"},
     "Q6_K_L": {"v_proj": "Q8_0", "embed": "Q8_0", "": "Q6_K"},
+    "Q5_0 and Q8_0": {"v_proj": "Q8_0", "": "Q5_0"},
     "partly floats": {"k_proj": "F16", "": "Q4_K"},
 }
 """Types by part of a tensor's name, the first that is in it: as llama.cpp and others mix them."""
@@ -100,6 +110,13 @@ def pair(rows: Array, heads: int) -> Array:
     return rows.reshape(heads, 2, n // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """llama.cpp's name of a config's architecture."""
+    if config["model_type"] == "granitemoehybrid" and "linear_attention" in config["layer_types"]:
+        return "granitehybrid"
+    return ARCHITECTURES.get(config["model_type"], config["model_type"])
+
+
 def write(
     source: Path,
     file: Path,
@@ -113,19 +130,26 @@ def write(
     type that these are of. `vocabulary`: adds the tokenizer, by default the byte tokenizer of tiny.py.
     """
     config = json.loads((source / "config.json").read_text())
-    architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    architecture = architecture_of(config)
     writer = gguf.GGUFWriter(
         file, architecture, split_max_tensors=split, small_first_shard=False, use_temp_file=False
     )
-    layers = config["num_hidden_layers"]
+    layers = len(config.get("layers_block_type") or range(config.get("num_hidden_layers", 0)))
     names = gguf.get_tensor_name_map(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
     )
     values = load_file(source / "model.safetensors") if tensors is None else tensors
+    values = _with_experts(values)
     _metadata(writer, config, architecture)
     (vocabulary or bytes_vocabulary)(writer)
     change(writer)
     for name, value in values.items():
+        if name.endswith(NORMS):
+            value = value.reshape(config.get("n_groups") or config["mamba_n_groups"], -1)
+        if name.endswith((*NORMS, ".A_log", ".D", ".dt_bias", ".conv1d.weight", ".conv1d.bias")):
+            _add_vector(writer, names, name, value)
+            continue
+        value = falcon_scaled(name, value, config) if architecture == "falcon-h1" else value
         stored, kind = store(name, value) if value.ndim > 1 else (value.astype(np.float32), "F32")
         if architecture in PAIRED and ".q_proj." in name:
             stored = pair(stored, config["num_attention_heads"])
@@ -136,6 +160,8 @@ def write(
         for here, rows in _parts(name, stored):
             new = names.get_name(here, try_suffixes=(".weight", ".bias"))
             assert new is not None, here
+            if new.endswith("ffn_gate_inp_shexp.weight"):
+                rows = rows[0]
             writer.add_tensor(new, np.ascontiguousarray(rows), raw_dtype=KINDS[kind])
     if architecture == "gemma4":
         whole, pairs = config["per_layer_config"], config["rope_parameters"]["full_attention"]
@@ -148,6 +174,65 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _add_vector(writer: gguf.GGUFWriter, names: Any, name: str, value: Array) -> None:
+    """Add a vector of Mamba-2 in the shape and with the values that the converter gives it."""
+    here = name.replace(".dt_bias", ".dt_proj.bias")
+    if name.endswith(".A_log"):
+        value = -np.exp(value)
+    value = value[:, None] if name.endswith((".A_log", ".D")) else value
+    value = value[:, 0] if name.endswith(".conv1d.weight") else value
+    new = names.get_name(here, try_suffixes=(".weight", ".bias"))
+    writer.add_tensor(new, np.ascontiguousarray(value.astype(np.float32)))
+
+
+def falcon_scaled(name: str, value: Array, config: Mapping[str, Any]) -> Array:
+    """A tensor of Falcon-H1 times its multipliers, as the converter stores it."""
+    gate, down = config["mlp_multipliers"]
+    attended = config["attention_in_multiplier"]
+    factors = {
+        "down_proj": down, "gate_proj": gate, "k_proj": config["key_multiplier"] * attended,
+        "q_proj": attended, "v_proj": attended, "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"], "in_proj": config["ssm_in_multiplier"],
+        "lm_head": config["lm_head_multiplier"], "embed_tokens": config["embedding_multiplier"],
+    }  # fmt: skip
+    factor = next((factor for part, factor in factors.items() if f"{part}." in name), 1.0)
+    if "in_proj.weight" in name:
+        inner, of_group = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = (inner, inner, of_group, of_group, config["mamba_n_heads"])
+        factor = factor * np.repeat(config["ssm_multipliers"], sizes)[:, None]
+    return np.asarray(value * factor, np.float32)
+
+
+def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors with those of a layer's experts in one, as the converter names them: gates apart from ups,
+    input by input turned to output by output.
+    """
+    out: dict[str, Array] = {}
+    stacks: dict[str, list[Array]] = {}
+    for name in sorted(values, key=lambda name: [int(p) if p.isdigit() else p for p in name.split(".")]):
+        value, (layer, _, part) = values[name], name.rpartition(".mlp.experts.")
+        if found := EXPERT.fullmatch(name):
+            merged = f"{found[1]}.mlp.experts.{W.get(found[2], found[2])}{found[3]}"
+            stacks.setdefault(merged, []).append(value)
+        elif "block_sparse_moe.input_linear" in name or "block_sparse_moe.output_linear" in name:
+            at = f"{name.partition('.block_sparse_moe')[0]}.mlp.experts"
+            if "output" in name:
+                out[f"{at}.down_proj.weight"] = value
+            else:
+                out[f"{at}.gate_proj.weight"], out[f"{at}.up_proj.weight"] = np.split(value, 2, 1)
+        elif part.startswith(("gate_up_proj", "down_proj")):  # gpt-oss
+            kind = "bias" if part.endswith("_bias") else "weight"
+            value = value if kind == "bias" else value.swapaxes(1, 2)
+            named = {"gate_proj": value[:, ::2], "up_proj": value[:, 1::2]}
+            for one, rows in ({"down_proj": value} if part.startswith("down") else named).items():
+                out[f"{layer}.mlp.experts.{one}.{kind}"] = np.ascontiguousarray(rows)
+        else:
+            value = value[:, 0] if ".conv.conv." in name else value
+            ending = ".weight" if name.endswith(".sinks") else ".bias" if "expert_bias" in name else ""
+            out[f"{name}{ending}"] = value
+    return out | {name: np.stack(each) for name, each in stacks.items()}
 
 
 def _parts(name: str, rows: Array) -> list[tuple[str, Array]]:
@@ -168,11 +253,28 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     writer.add_license("mit")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    types = config.get("layers_block_type") or config.get("layer_types") or []
+    writer.add_block_count(len(types) or config["num_hidden_layers"])
+    inner: Any = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        inner = -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple) * multiple
+    if architecture == "nemotron_h":
+        inner = [inner * (kind == "mlp") for kind in types]
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads: Any = config["num_key_value_heads"]
+    if "conv_L_cache" in config:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "conv_L_cache" in config or architecture in ("granitehybrid", "nemotron_h"):
+        kv_heads = [kv_heads * (kind == "full_attention") for kind in types]
+    writer.add_head_count_kv(kv_heads)
+    if architecture == "lfm2moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    eps = config.get("norm_eps") or config.get("layer_norm_epsilon") or config["rms_norm_eps"]
+    writer.add_layer_norm_rms_eps(eps)
     theta = per_type.get("rope_theta", config.get("rope_theta", 10000.0))
     if per_type.get("alpha"):
         theta *= per_type["alpha"] ** (head_dim / (head_dim - 2))
@@ -194,14 +296,29 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         if "beta_fast" in per_type:
             writer.add_rope_scaling_yarn_beta_fast(per_type["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(per_type["beta_slow"])
-    if config.get("sliding_window") and architecture in (*PATTERNED, "llama", "gemma2", "gemma3", "phi3"):
+    if config.get("sliding_window") and architecture in (
+        *PATTERNED, "llama", "gemma2", "gemma3", "phi3", "gpt-oss",
+    ):  # fmt: skip
         writer.add_sliding_window(config["sliding_window"])
         if architecture in PATTERNED:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(per_type["mscale_all_dim"])
         writer.add_attn_temperature_scale(per_type["llama_4_scaling_beta"])
-    if config["model_type"] == "granitemoehybrid":
+    if experts := config.get("num_experts", config.get("num_local_experts")):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if "linear_attention" in types or architecture == "falcon-h1":
+        _mamba(writer, config)
+        if architecture == "nemotron_h":
+            writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        if architecture != "falcon-h1":
+            writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
+    elif config["model_type"] == "granitemoehybrid":
         writer.add_rope_scaling_finetuned(True)
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
         writer.add_ssm_conv_kernel(4)
@@ -209,11 +326,25 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture == "granite":
+    if architecture in ("granite", "granitehybrid", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+
+
+def _mamba(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """The sizes of Mamba-2 layers."""
+
+    def first(*names: str) -> int:
+        return int(next(config[name] for name in names if name in config))
+
+    heads = first("mamba_num_heads", "mamba_n_heads")
+    writer.add_ssm_conv_kernel(first("conv_kernel", "mamba_d_conv"))
+    writer.add_ssm_state_size(first("ssm_state_size", "mamba_d_state"))
+    writer.add_ssm_group_count(first("n_groups", "mamba_n_groups"))
+    writer.add_ssm_inner_size(heads * first("mamba_head_dim", "mamba_d_head"))
+    writer.add_ssm_time_step_rank(heads)
 
 
 def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -14,10 +14,13 @@ import numpy as np
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.format.manifest import Float
+from nearfar.format.scales import PAIRS, SYMMETRIC
 from nearfar.kernels.contract import Kernels, Precision, Staged
 from nearfar.kernels.jobs import (
     Activation,
     Attend,
+    Conv,
+    Delta,
     Embed,
     Experts,
     GraphJob,
@@ -39,6 +42,7 @@ from .job_reference import (
     random_matrix,
     reference,
     rounding_weights,
+    state_inputs,
 )
 
 Run = Callable[[Staged, Precision, dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -61,6 +65,13 @@ SCHEMES = {
     for bits in (2, 3, 4, 5, 6, 8)
     for group, n, k in ((16, 74, 96), (32, 40, 224), (64, 200, 576), (128, 96, 384))
 }
+
+SCALES_ALONE = {
+    "q4g32s": Matrix(96, 256, 4, 32, scales=SYMMETRIC),
+    "q5g32s": Matrix(75, 224, 5, 32, scales=SYMMETRIC),
+    "q8g32s": Matrix(130, 160, 8, 32, scales=SYMMETRIC),
+}
+"""Schemes without biases; matrices with an odd number of columns and of groups."""
 
 
 def linears(dtype: str) -> dict[str, Callable[[int], Linear]]:
@@ -107,8 +118,10 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     """
     out: dict[str, tuple[Precision, Linear]] = {}
     if device == "mobile":
-        for i, name in enumerate(("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64")):
-            matrix = replace(SCHEMES[name], n=SCHEMES[name].n // 4 * 4)
+        names = ("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64", "q4g32s", "q5g32s")
+        for i, name in enumerate(names):
+            matrix = (SCHEMES | SCALES_ALONE)[name]
+            matrix = replace(matrix, n=matrix.n // 4 * 4)
             out[name] = "f32", Linear(1, matrix, "float32", "float32", norm=1e-5)
             out[f"{name}_rows"] = "f32", Linear((16, 33)[i % 2], matrix, "float32", "float32", norm=1e-5)
         ragged, dense = Matrix(88, 176, 8, 16), Matrix(88, 172, 32)
@@ -127,6 +140,9 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         for name in ("q2g16", "q2g128", "q4g16", "q4g128", "q8g16", "q8g64"):
             matrix = replace(SCHEMES[name], n=SCHEMES[name].n // 4 * 4)
             out[name] = precision, Linear(1, matrix, "float32", "float32", norm=1e-5)
+        alone = replace(SCALES_ALONE["q8g32s"], n=128)
+        out["halves_q8g32s"] = precision, Linear(1, alone, dtype, "float32")
+        out["halves_q8g32s_rows"] = precision, Linear(33, alone, "float32", dtype, norm=1e-5)
         four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
         out["four"] = precision, four
         out |= grouped_linears(dtype)
@@ -191,13 +207,14 @@ NORMS = {
     "wide": Norm(1, 2304, 1e-5, residual=True),
     "without_weight": Norm(4, 86, 1e-6, weight=False),
     "groups": Norm(16, 1530, 1e-6, groups=6, residual=True),
+    "groups_of_own_weights": Norm(4, 60, 1e-6, groups=3, each=True),
     "groups_without_weight": Norm(64, 192, 1e-6, weight=False, groups=3),
 }
 
 ROUTES = {
     "softmax": Route(4, 64, 8, normalize=0.0),
     "sigmoid": Route(40, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
-    "alone": Route(1, 4, 2),
+    "alone": Route(1, 4, 2, factors=True),
 }
 
 
@@ -206,8 +223,9 @@ def experts(
 ) -> Experts:
     """An Experts job of matrices [2·inner, k] and [n, inner]; sizes: k, inner, n."""
     k, inner, n = sizes
-    first = Matrix(stack * 2 * inner, k, bits, group, stack)
-    last = Matrix(stack * n, inner, bits, group, stack)
+    how = options.pop("scales", PAIRS)
+    first = Matrix(stack * 2 * inner, k, bits, group, stack, how)
+    last = Matrix(stack * n, inner, bits, group, stack, how)
     return Experts(m, first, last, top, options.pop("activation", "silu"), **options)
 
 
@@ -219,6 +237,18 @@ EXPERTS = {
     "q8": experts(2, 3, 2, (64, 64, 40), 8, 32, activation="gelu_tanh"),
     "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
     "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
+    "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
+}
+
+STATES: dict[str, Conv | Delta] = {
+    "conv_one": Conv(1, 48, 3, 16, 4, 4),
+    "conv_odd": Conv(33, 101, 7, 16, 4, 4, "silu", True),
+    "conv_long": Conv(64, 64, 20, 16, 4, 4),
+    "conv_of_one": Conv(16, 5, 1, 16, 4, 4, "sigmoid", True),
+    "delta_one": Delta(1, 4, 2, 16, 32, 32, 4, 4, 1e-6),
+    "delta_few": Delta(16, 3, 3, 12, 20, 32, 4, 4, 1e-6),
+    "delta_odd": Delta(40, 2, 1, 9, 70, 32, 4, 4, 1e-6),
+    "delta": Delta(64, 2, 1, 128, 64, 32, 4, 4, 1e-6),
 }
 
 SHAPES = [
@@ -410,6 +440,8 @@ def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[st
     """Random inputs; matrices packed as `w0`, `w1`, … and as the numbers that they hold."""
     if isinstance(job, Paged):
         return paged_inputs(job, rng)
+    if isinstance(job, Conv | Delta):
+        return state_inputs(job, rng)
     arrays = random_inputs(job, rng)
     if isinstance(job, Route):  # the last row but one is padding
         arrays["positions"][: job.m] = np.arange(job.m)

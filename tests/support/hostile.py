@@ -284,14 +284,14 @@ HOSTILE: dict[str, tuple[str, Any, set[int]]] = {
     ),
     "unknown field": (CHAT, chat(chat_template="{{ 1 }}"), {400}),
     "unknown role": (CHAT, chat(messages=[{"role": "root", "content": "x"}]), {400}),
-    "template variable that is no scalar": (CHAT, chat(chat_template_kwargs={"x": {"y": 1}}), {400}),
+    "template variable that is not a scalar": (CHAT, chat(chat_template_kwargs={"x": {"y": 1}}), {400}),
     "template variable that overrides": (
         CHAT,
         chat(chat_template_kwargs={"messages": "x", "bos_token": "y"}),
         {200, 400},
     ),
     "template that loops": (CHAT, chat(messages=[{"role": "user", "content": "loop"}]), {400}),
-    "arguments that are no JSON": (
+    "arguments that are not JSON": (
         CHAT,
         chat(
             messages=[

@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     RopeAppend,
     Route,
     Rows,
+    Ssm,
 )
 from nearfar.kernels.quantized import Matrix, QuantPieces, QuantTensor
 from tests.support import quantized_kv
@@ -62,7 +63,8 @@ def rms_norm(x: Array, eps: float, weight: Array | float = 1.0) -> Array:
 def norm(job: Norm, a: Arrays) -> Array:
     """See Norm."""
     x = a["x"].astype(np.float64).reshape(job.m, job.groups, -1)
-    y = rms_norm(x, job.eps, a["weight"] if job.weight else 1.0).reshape(job.m, job.k)
+    weight = a["weight"].reshape(-1, job.k // job.groups) if job.weight else 1.0
+    y = rms_norm(x, job.eps, weight).reshape(job.m, job.k)
     return y + a["residual"] if job.residual else y
 
 
@@ -156,7 +158,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
     k, v = turned(heads[1], "k_norm"), heads[2]
     if job.v_norm_eps is not None:
         v = rms_norm(v, job.v_norm_eps)
-    if job.rounds:
+    if job.rounds_keys:
         k = k - a["k_rounding"].reshape(2, job.kv_heads, -1)[0]
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(facts[:, 0] >= 0):
@@ -170,7 +172,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
 def rounding_weights(job: Paged | Project, a: Arrays) -> Array | None:
     """By which errors of keys move their offsets, as wide as a cache; None where they do not."""
     paged = job.paged if isinstance(job, Project) else job
-    if not isinstance(paged, RopeAppend) or not paged.rounds:
+    if not isinstance(paged, RopeAppend) or not paged.rounds_keys:
         return None
     held = a["k_rounding"] if isinstance(job, RopeAppend) else a["vectors"][job.starts["k_rounding"] :]
     return held.reshape(2, paged.kv_heads, 1, paged.head_dim)[1]
@@ -238,7 +240,27 @@ def delta(job: Delta, a: Arrays) -> dict[str, Array]:
     return {"out": out.reshape(job.m, -1), "state": state}
 
 
-def state_inputs(job: Conv | Delta, rng: np.random.Generator, pages: int = 12) -> dict[str, Array]:
+def ssm(job: Ssm, a: Arrays) -> dict[str, Array]:
+    """See Ssm."""
+    x, state, dt = (a[name].astype(np.float64) for name in ("x", "state", "dt"))
+    inner, shape = job.heads * job.head_dim, (job.groups, job.depth)
+    a_log, dt_bias, skip = a["terms"].astype(np.float64).reshape(3, -1)
+    out = np.zeros((job.m, job.heads, job.head_dim))
+    for row in np.flatnonzero(a["positions"][: job.m] >= 0):
+        table, position = a["page_table"][a["slots"][row]], int(a["positions"][row])
+        before = state[table[(position - 1) // job.stride]] if position else np.zeros(state.shape[1:])
+        value = x[row, :inner].reshape(job.heads, -1)
+        b, c = (
+            np.repeat(part.reshape(shape), job.heads // job.groups, 0) for part in np.split(x[row, inner:], 2)
+        )
+        step = np.clip(np.logaddexp(0, dt[row] + dt_bias), job.least, job.most)
+        kept = np.exp(-np.exp(a_log) * step)[:, None, None] * before
+        after = state[table[position // job.stride]] = kept + b[:, :, None] * (step[:, None] * value)[:, None]
+        out[row] = np.einsum("hij,hi->hj", after, c) + skip[:, None] * value
+    return {"out": out.reshape(job.m, -1), "state": state}
+
+
+def state_inputs(job: Conv | Delta | Ssm, rng: np.random.Generator, pages: int = 12) -> dict[str, Array]:
     """Random inputs of a job: the rows of two sequences and of a third with one row, then padding.
 
     The first begins at 0 or, where there are few rows, behind a page border; the second before one.
@@ -267,6 +289,10 @@ def state_inputs(job: Conv | Delta, rng: np.random.Generator, pages: int = 12) -
     if isinstance(job, Conv):
         out |= {"weight": normal(width * job.taps), "cache": normal(pages, 1, size, width)}
         return out | ({"bias": normal(width)} if job.bias else {})
+    if isinstance(job, Ssm):
+        terms = np.concatenate([normal(job.heads) - 1, normal(2 * job.heads)])
+        state = normal(pages, job.heads, job.depth, job.head_dim)
+        return out | {"dt": 3 * normal(job.m, job.heads) - 3, "terms": terms, "state": state}
     out |= {
         "gates": 2 * normal(job.m, 2 * job.heads),
         "state": normal(pages, job.heads, job.key_dim, job.value_dim),
@@ -284,7 +310,8 @@ def route(job: Route, a: Arrays) -> Array:
     weights = np.take_along_axis(scores, chosen, -1)
     if job.normalize is not None:
         weights = weights / (weights.sum(-1, keepdims=True) + job.normalize)
-    out = np.concatenate([chosen, weights * job.scale], -1)
+    weights = weights * job.scale * (a["factors"][chosen] if job.factors else 1)
+    out = np.concatenate([chosen, weights], -1)
     padding = a["positions"][: job.m] < 0
     out[padding] = [-1.0] * job.top + [0.0] * job.top
     return out
@@ -424,13 +451,15 @@ def random_inputs(
     makers: dict[str, Callable[[], Array]] = {
         "x": x, "tokens": lambda: rng.integers(0, job.matrix.n, 256).astype(np.int32),
         "logit_rows": lambda: rng.integers(0, job.x_rows, 16).astype(np.int32),
-        "norm": lambda: weights(job.matrix.k), "weight": lambda: weights(job.k // job.groups),
+        "norm": lambda: weights(job.matrix.k),
+        "weight": lambda: weights(job.k // (1 if job.each else job.groups)),
         "bias": bias, "route": chosen,
         "gate_up_bias": lambda: normal("float32", job.gate_up.n),
         "down_bias": lambda: normal("float32", job.down.n),
         "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
         "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
+        "factors": lambda: weights(job.experts),
         "k_rounding": k_rounding, "sinks": lambda: normal("float32", job.heads),
         "positions": lambda: np.full(256, -1, np.int32), "slots": lambda: np.zeros(256, np.int32),
         "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype("i4"),
@@ -453,6 +482,7 @@ REFERENCES: Mapping[type[GraphJob], Callable[[Any, Arrays], dict[str, Array]]] =
     Attend: _alone(attend),
     Conv: conv,
     Delta: delta,
+    Ssm: ssm,
     Route: _alone(route),
     Experts: _alone(experts),
 }

@@ -149,7 +149,7 @@ def read_back(path: Path, expected: Mapping[str, Array]) -> tuple[dict[str, Arra
     floats, carried = {}, {}
     for name, scheme in packed.tensors.items():
         n = len(expected[name])
-        cuts = [0, n // 3 + 1, n]  # the cuts are no multiples of a word
+        cuts = [0, n // 3 + 1, n]  # the cuts are not multiples of a word
         pieces = list(itertools.pairwise(cuts))
         floats[name] = np.concatenate([packed.weights(name, *piece) for piece in pieces])
         if scheme is not None:

@@ -11,7 +11,7 @@ from nearfar.kernels.contract import Packing
 from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
 from nearfar.kernels.quantized import Matrix
 
-from .gpu_jobs import MATRICES, ROPES, SCHEMES, paged, paged_inputs
+from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, paged, paged_inputs
 from .job_reference import Array, random_inputs, random_matrix, rows
 
 Q4 = Matrix(0, 320, 4, 64)
@@ -42,7 +42,7 @@ def job(
 def matrices() -> dict[str, Matrix]:
     """All bits, and dense ones."""
     return {name: SCHEMES[name] for name in BITS} | {
-        "f32": replace(MATRICES["f32odd"], k=172), "f16": MATRICES["f16"],
+        "f32": replace(MATRICES["f32odd"], k=172), "f16": MATRICES["f16"], "q8g32s": SCALES_ALONE["q8g32s"],
     }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def tokenizer_directory(path: Path, template: str = tiny.TEMPLATE) -> Path:
 def tiny_core(*, pages: int = 256, slots: int = 8, context: int = 1024) -> EngineCore:
     """The tiny model with a longer context: descriptions of tools are long in a token a byte.
 
-    A device that has failed is opened anew, as a loaded engine's is; here it is the same one, working again.
+    A device that has failed is opened again, as a loaded engine's is; here it is the same one, working again.
     """
     config = {**tiny.CONFIG, "max_position_embeddings": context}
     executor = NumpyExecutor(config, tiny.weights(), pages=pages, page_size=16, slots=slots)

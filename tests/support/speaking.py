@@ -27,7 +27,7 @@ def make(
     tokenizer_config: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint that answers `says`, END, and `says` anew, whatever it is asked.
+    """Write a checkpoint that answers `says`, END, and `says` again, whatever it is asked.
 
     `says`: different characters of ASCII. `config`, `tokenizer_config`, `tokenizer`: what their files say
     beside, or instead (None: not).

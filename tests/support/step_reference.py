@@ -124,6 +124,7 @@ class StepReference:
             whole = tensors[piece.tensor].swapaxes(-1, -2) if piece.transposed else tensors[piece.tensor]
             rows = whole.reshape(-1, whole.shape[-1]) if param.is_matrix else whole.reshape(-1)
             part = rows[piece.start : piece.start + piece.rows].astype(self.dtype)
+            part *= self.dtype.type(piece.scale)
             parts.append(part if piece.order is None else part[piece.order.rows(piece.rows)])
         stacked = np.concatenate(parts)
         return stacked * self.dtype.type(param.scale) + self.dtype.type(param.offset)

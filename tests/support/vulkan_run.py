@@ -130,7 +130,7 @@ class Device:
         return out
 
     def _pipeline(self, module: Module, bound: int) -> Pipeline:
-        """A kernel over so many buffers, made anew only if others have pushed it out since."""
+        """A kernel over so many buffers, made again only if others have pushed it out since."""
         key = module.code, module.entry, bound
         if key in self._kept:
             self._kept.move_to_end(key)

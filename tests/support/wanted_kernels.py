@@ -24,7 +24,7 @@ FEW_ROWS, MANY_ROWS = 4, 256
 """Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""
 MEGABYTE = 1 << 20
 SLACK = 1.01
-"""A norm has a barrier of its own, and sums over workgroups that were not looked at are no whole numbers."""
+"""A norm has a barrier of its own, and sums over workgroups that were not looked at are not whole numbers."""
 
 
 SCALES = 1.2

@@ -185,9 +185,9 @@ def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
         ),
         (
             lambda d: d["ropes"]["rope"].update(inv_freq="no"),
-            "ropes.rope.inv_freq is 'no', which is no tensor",
+            "ropes.rope.inv_freq is 'no', which is not a tensor",
         ),
-        (lambda d: d["ropes"]["rope"].update(inv_freq=[1.0] * 4), "which is no tensor"),
+        (lambda d: d["ropes"]["rope"].update(inv_freq=[1.0] * 4), "which is not a tensor"),
         (
             lambda d: d["model"].update(eos_token_ids=[1, 261]),
             "special token 261 is not below model.vocab_size 261",
@@ -201,7 +201,7 @@ def tensor(data: dict[str, Any], index: int) -> dict[str, Any]:
         (two_groups_alike, r"two groups have the same window: \[None, None\]"),
         (lambda d: d["step"]["ops"].pop(0), "which nothing before it makes"),
         (lambda d: op(d, "rope_append").update(rope="far"), "turns by 'far', which is not among ropes"),
-        (lambda d: d["step"]["params"].pop(0), "which is no parameter"),
+        (lambda d: d["step"]["params"].pop(0), "which is not a parameter"),
         (lambda d: d["step"]["ops"].append({"op": "dream", "out": "x"}), "operation 'dream' is not known"),
         (lambda d: d["model"].update(context_length=10**12), "greater than the maximum of 16777216"),
         (lambda d: d["model"].update(context_length=0), "less than the minimum of 1"),

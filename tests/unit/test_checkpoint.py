@@ -245,7 +245,7 @@ def tensor(start: int, stop: int, shape: list[int] | None = None) -> dict[str, A
         ({"a": tensor(0, 48), "__metadata__": {"format": 1}}, "__metadata__ .* not an object of strings"),
         (
             '{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 48]}}',
-            "Infinity is no JSON number",
+            "Infinity is not a JSON number",
         ),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "not a JSON object"),

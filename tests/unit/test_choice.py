@@ -18,6 +18,7 @@ from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.build.weights.quantize import F32, dequantize
 from nearfar.build.weights.stream import Piece, WeightStream
 from nearfar.errors import BuildError
+from nearfar.format.scales import SYMMETRIC
 from nearfar.kernels.quantized import GROUPS, Held, QuantTensor
 from tests.support.gguf_files import MIXED, mixed, type_of
 from tests.support.packed import read_back
@@ -148,6 +149,19 @@ def test_of_tensors_that_are_stored_alike_each_keeps_what_it_can(kind: str, tmp_
         np.testing.assert_array_equal(found[name], exact[name], err_msg=name)
     for name in beside:
         assert np.abs(found[name] - floats[name]).max() <= 2**-11 * np.abs(floats[name]).max()
+
+
+def test_scales_without_offsets_stay_so_where_tensors_are_computed_together(tmp_path: Path) -> None:
+    """A GPU stores q, k and v in one scheme: codes of more bits, whose code of 0 is another."""
+    file, floats = mixed(tmp_path, "Q5_0 and Q8_0")
+    source = opened(file).held_by("webgpu", target_of("webgpu").held)
+    assert {m.bits for m in source.matrices.values()} == {5, 8}
+    assert {m.scales for m in source.matrices.values()} == {SYMMETRIC}
+    assert not any(m.pieces for m in source.matrices.values())
+    assert not source.report.anew
+    for name, found in written(source).items():
+        np.testing.assert_array_equal(found, floats[name], err_msg=name)
+    assert set(source.report.carried.values()) == {"exact"}
 
 
 GROUPS_OF_16 = {"gptq-16": lambda: gptq(4, 16), "pack-quantized-8-16": lambda: compressed(8, 16)}

@@ -52,7 +52,7 @@ async def test_a_relay_is_not(server: RunningServer) -> None:
     relay.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is no address of this machine")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is not an address of this machine")
 @pytest.mark.parametrize(("other", "host"), [("user", "127.0.0.2"), ("machine", "127.0.0.3")])
 async def test_a_relay_at_the_same_port_of_another_machine_is_not(
     server: RunningServer, other: str, host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

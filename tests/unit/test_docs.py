@@ -211,7 +211,7 @@ def test_imports_modules_and_extras_exist(page: docs.Page) -> None:
 
 
 def parsed(text: str) -> ast.Module:
-    """The tree of a snippet; one that is no Python, such as a signature alone, says nothing."""
+    """The tree of a snippet; one that is not Python, such as a signature alone, says nothing."""
     try:
         return ast.parse(text)
     except SyntaxError:
@@ -258,6 +258,18 @@ def test_every_command_is_in_the_readme() -> None:
     assert {
         name for name in COMMANDS if f"`{name}" not in listed and f"nearfar {name}" not in listed
     } == set()
+
+
+def test_the_glossary_has_at_most_60_terms_that_the_project_uses() -> None:
+    rows = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## Glossary")[2]
+    terms = re.findall(r"^\| ([\w -]+?)(?: / [\w -]+)? \| (?!meaning)", rows, re.MULTILINE)
+    terms = [term for term in terms if set(term) - {"-"}]
+    assert 40 < len(set(terms)) == len(terms) <= 60
+    code = [file for folder in ("step", "edge_runtime") for file in (ROOT / folder).rglob("*.py")]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    texts = [file.read_text(encoding="utf-8") for file in [*code, *pages] if file.name != "architecture.md"]
+    words = re.sub(r"\s+", " ", "\n".join(texts)).lower()
+    assert [term for term in terms if term.lower() not in words] == []
 
 
 def test_every_model_file_is_in_the_table_of_models() -> None:

@@ -64,7 +64,7 @@ def test_a_served_checkpoint_ends_its_turn(form: str, tmp_path: Path) -> None:
         ("{% for m in messages %}{{ m['content'] }}<|end|><|bos|>{% endfor %}", (END,)),
         ("{% for m in messages %}<|end|>{{ m['content'] }}{% endfor %}", ()),
         ("{% for m in messages %}{{ m['content'] }}, <|end|>{% endfor %}", ()),
-        # this end is no special token
+        # this end is not a special token
         ("{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}", (261,)),
         ("{{ raise_exception('no') }}<|end|>", ()),
         ("{{ messages[0]['content'] }}<|end|>", ()),

@@ -94,7 +94,7 @@ async def test_requests_go_on_after_the_device_was_lost(lives: list[int], pipeli
     core = engine(lives, pipelined)
     assert await asyncio.gather(*(collect(core, *request) for request in MIXED)) == expected
     assert core.epoch == len(lives)
-    # The prefix index starts anew with the device, so what it finds now was computed there.
+    # The prefix index starts again with the device, so what it finds now was computed there.
     assert await collect(core, *MIXED[2]) == expected[2]
     assert core.scheduler.table.sequences == {}
     assert core.scheduler.table.available == PAGES

@@ -1,9 +1,12 @@
-"""A router that is fitted to outcomes: what it learns, which files it refuses, and how a client uses it."""
+"""A router that is fitted to outcomes: what it learns, targets, which files it refuses, and what the commands
+say.
+"""
 
 from __future__ import annotations
 
 import json
-import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +14,44 @@ import numpy as np
 import pytest
 
 from nearfar.errors import RequestError
-from nearfar.routing.fitted import FittedRouter, Point, feature, threshold_for
+from nearfar.routing.confidence import Monitor, Token
+from nearfar.routing.fitted import FittedRouter, Judge
+from nearfar.routing.targets import point_for
 from tests.support.commands import nearfar
+from tests.vectors.routing.routers import ROUTER
 
 pytest.importorskip("sklearn", reason="fitting needs scikit-learn")
 
 from nearfar.routing import fitting
 
-ROUTER = FittedRouter(
-    "m", "a" * 64, ("length", "entropy"), (4.0, 1.0), (1.0, 0.5), (0.0, 2.0), -1.0, 0.6, 50, 0.8,
-    (Point(0.0, 1.0, 0.5), Point(0.5, 0.6, 0.8), Point(1.0, 0.0, 0.9)),
-)  # fmt: skip
+MADE = FittedRouter.parse(ROUTER)
+ARTIFACT = f"{'a' * 64}/q4"
 
 
-def told(entropy: float, **more: Any) -> dict[str, Any]:
-    made = {"prompt_tokens": 50, "entropy": entropy, "best": -entropy, "margin": 1.0}
+def told(best: float, **more: Any) -> dict[str, Any]:
+    made = {"prompt_tokens": 50, "top": [best, best - 1.0, best - 3.0]}
     return {**made, "prompt_logprob": None, "sure": None, **more}
 
 
-def lines(count: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-    """The device is wrong where its entropy is high; the cloud is right in nine of ten."""
-    rng = np.random.default_rng(seed)
+def lines(count: int = 200, *, later: bool = False) -> list[dict[str, Any]]:
+    """The device is wrong where its first token is unsure, or (`later`) where its next tokens are; the cloud
+    is right in nine of ten.
+    """
+    rng = np.random.default_rng(0)
     made = []
     for at in range(count):
-        entropy = float(rng.uniform(0, 2))
-        device = float(rng.uniform() > entropy / 2)
+        doubt, noise = float(rng.uniform(0, 2)), float(rng.uniform(0, 2))
+        shown, hidden = (noise, doubt) if later else (doubt, noise)
+        first = [[-0.1 - hidden, 0.2 + hidden]] * 8
         made.append(
             {
                 "id": f"d-{at}",
-                "knowledge": told(entropy),
+                "knowledge": told(-0.1 - shown),
                 "model": "m",
-                "artifact": "a" * 64,
-                "device_quality": device,
+                "artifact": ARTIFACT,
+                "cloud": {"price_in": 2.0, "price_out": 8.0},
+                "outcome": {"prompt_tokens": 50, "completion_tokens": 100, "first_tokens": first},
+                "device_quality": float(rng.uniform() > doubt / 2),
                 "cloud_quality": float(rng.uniform() < 0.9),
             }
         )
@@ -54,64 +63,117 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_the_probability_is_that_of_the_formula() -> None:
-    assert ROUTER.gain(told(1.0)) == pytest.approx(1 / (1 + math.e))
-    assert ROUTER.gain(told(1.5)) == pytest.approx(1 / (1 + math.exp(-1)))
-    missing = {**told(1.0), "entropy": None}
-    assert ROUTER.gain(missing) == pytest.approx(ROUTER.gain(told(1.0)))
-    assert feature(told(1.0), "length") == pytest.approx(math.log(50))
+def fitted(path: Path, rows: list[dict[str, Any]]) -> FittedRouter:
+    return fitting.fit(fitting.read_examples(write(path, rows), None))
 
 
 def test_a_fit_finds_what_decides_and_its_curve_is_of_examples_kept_back(tmp_path: Path) -> None:
-    made = fitting.fit(fitting.read_examples(write(tmp_path / "r.jsonl", lines()), None))
-    assert made.auroc > 0.7
-    assert made.gain(told(1.9)) > 0.5 > made.gain(told(0.1))
+    made = fitted(tmp_path / "r.jsonl", lines())
+    assert made.prompt.auroc > 0.7
+    assert made.gain(told(-2.0)) > 0.5 > made.gain(told(-0.1))
+    assert (made.answer, made.limit) == (None, None), "the prompt says everything"
     first, half, last = made.curve[0], made.curve[10], made.curve[-1]
     assert half.quality > first.quality + 0.7 * (last.quality - first.quality)
-    noise = [{**row, "knowledge": told(0.5 + 0.001 * at)} for at, row in enumerate(lines())]
-    assert fitting.fit(fitting.read_examples(write(tmp_path / "n.jsonl", noise), None)).auroc < 0.6
+    noise = [{**row, "knowledge": told(-0.5 - 0.001 * at)} for at, row in enumerate(lines())]
+    for row in noise:
+        row["outcome"].pop("first_tokens")
+    assert fitted(tmp_path / "n.jsonl", noise).prompt.auroc < 0.6
+
+
+def test_a_fit_gives_up_answers_after_their_first_tokens_where_these_tell_more(tmp_path: Path) -> None:
+    made = fitted(tmp_path / "r.jsonl", lines(later=True))
+    assert made.answer is not None
+    assert made.limit is not None
+    assert made.answer.auroc > 0.7 > made.prompt.auroc
+    judge = Judge(made, told(-1.0))
+    for logprob, escalates in ((-0.1, False), (-2.1, True)):
+        monitor = Monitor(doubt=judge)
+        top = (-0.1, -8.0) if logprob > -1 else (-1.2, -1.3, -1.9)
+        reasons = [monitor.push(Token(f"t{at}", logprob, top)) for at in range(20)]
+        assert len(monitor.first) == 16
+        codes = [None if reason is None else reason.code for reason in reasons]
+        assert codes == [*[None] * 7, "doubtful" if escalates else None, *[None] * 12]
+
+
+def test_a_probe_learns_a_direction_of_the_last_hidden_row(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(1), lines()
+    for row in rows:
+        # The hidden row has four numbers, of which the second one tells whether the device fails.
+        hidden = rng.normal(size=4)
+        hidden[1] = 4 * row["device_quality"] - 2 + rng.normal()
+        logits = np.random.default_rng(2).normal(size=(16, 4)) @ hidden
+        row["knowledge"] = told(-0.5, row=[[7 * at, float(each - 9)] for at, each in enumerate(logits)])
+    path = write(tmp_path / "r.jsonl", rows)
+    examples = fitting.read_examples(path, None)
+    assert fitting.fit(examples).prompt.auroc < 0.6
+    made = fitting.fit(examples, probe=True)
+    assert made.prompt.auroc > 0.9
+    assert made.row_tokens == tuple(range(0, 7 * 16, 7))
+    known = rows[0]["knowledge"]
+    # Another offset of all logits is another normalization, not another row.
+    moved = {**known, "row": [[token, each - 3.0] for token, each in reversed(known["row"])]}
+    assert made.gain(moved) == pytest.approx(made.gain(known))
+    assert made.gain({**known, "row": []}) == pytest.approx(made.gain({**known, "row": known["row"][:3]}))
+    made.save(tmp_path / "router.json")
+    assert FittedRouter.load(tmp_path / "router.json") == made
+    rows[3]["knowledge"].pop("row")
+    with pytest.raises(RequestError, match="fit without --probe"):
+        fitting.fit(fitting.read_examples(write(path, rows), None), probe=True)
 
 
 def test_the_command_joins_outcomes_by_id_and_reports_the_curve(tmp_path: Path) -> None:
-    rows = lines()
+    rows = lines(later=True)
     names = ("device_quality", "cloud_quality")
     records = write(tmp_path / "r.jsonl", [{k: v for k, v in row.items() if k not in names} for row in rows])
     outcomes = write(tmp_path / "o.jsonl", [{k: row[k] for k in ("id", *names)} for row in rows])
     router = tmp_path / "router.json"
-    done = nearfar("route", "fit", records, "--outcomes", outcomes, "-o", router, "--target", "share=0.3")
+    given = ("route", "fit", records, "--outcomes", outcomes, "-o", router)
+    done = nearfar(*given, "--target", "share=0.3")
     assert done.returncode == 0, done.stderr
     made = FittedRouter.load(router)
-    assert made.threshold == next(p.threshold for p in made.curve if p.share == pytest.approx(0.3))
+    point = next(p for p in made.curve if p.share == pytest.approx(0.3))
+    assert (made.threshold, made.limit) == (point.threshold, point.limit)
+    # A request costs (50 · 2 + 100 · 8) / 10⁶; a thousand of them, of which 30 % go, 0.27.
+    assert point.money == pytest.approx(0.27)
+    assert "0.27 per thousand requests" in done.stdout
+    dearer = nearfar(*given, "--target", "money=2.7", "--price-in", 20, "--price-out", 80)
+    assert "30% of the prompts" in dearer.stdout
+    assert "both --price-in" in nearfar(*given, "--price-in", 2).stderr
     picture = tmp_path / "curve.svg"
-    told_it = nearfar("route", "report", router, "--picture", picture)
-    assert "share" in told_it.stdout
-    assert "AUROC" in told_it.stdout
-    assert picture.read_text().startswith("<svg")
+    told_it = nearfar("route", "report", router, "--picture", picture).stdout
+    assert all(word in told_it for word in ("AUROC", "share", "limit", "per 1,000", "at random"))
+    drawn = ET.fromstring(picture.read_text())
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "router" in [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_targets_are_in_the_users_terms() -> None:
-    assert threshold_for(ROUTER.curve, "share=0.7") == 0.6
-    assert threshold_for(ROUTER.curve, "quality=0.75") == 0.6
-    assert threshold_for(ROUTER.curve, "quality=0.85") == 0.0
-    for wrong in ("quality=0.95", "money=1", "share", "share=2"):
-        with pytest.raises(RequestError):
-            threshold_for(ROUTER.curve, wrong)
+    shares = {target: point_for(MADE.curve, target).share for target in (
+        "share=0.7", "share=0", "quality=0.55", "quality=0.7", "money=0", "money=2", "money=99")}  # fmt: skip
+    assert list(shares.values()) == [0.5, 0, 0.5, 1, 0, 0.5, 1]
+    for wrong in ("quality=0.95", "money=-1", "money=nan", "share", "share=2", "tokens=3"):
+        with pytest.raises(RequestError) as raised:
+            point_for(MADE.curve, wrong)
+        assert raised.value.param == "target"
+    unpriced = [replace(point, money=None) for point in MADE.curve]
+    with pytest.raises(RequestError, match="price_in"):
+        point_for(unpriced, "money=1")
 
 
-def test_files_that_are_no_routers_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_routers_are_refused_and_so_is_another_artifact(tmp_path: Path) -> None:
     path = tmp_path / "router.json"
-    ROUTER.save(path)
-    assert FittedRouter.load(path) == ROUTER
-    good = json.loads(path.read_text())
-    for change in (
-        {"format": "x"}, {"version": 2}, {"weights": [1]}, {"scale": [0, 1]}, {"bias": None},
-        {"features": ["length", "mood"]}, {"extra": 1}, {"curve": [{"share": 1}]},
-    ):  # fmt: skip
-        path.write_text(json.dumps({**good, **change}))
-        with pytest.raises(RequestError, match="no router"):
+    MADE.save(path)
+    assert FittedRouter.load(path) == MADE
+    for text in ("", "[]", "3"):
+        path.write_text(text)
+        with pytest.raises(RequestError, match=r"router\.json is not a router"):
             FittedRouter.load(path)
-    with pytest.raises(RequestError, match="fit it again"):
-        ROUTER.check("b" * 64, "router.json")
+    MADE.check(ARTIFACT, "sample")
+    said = (
+        r"fitted to sample \(checkpoint aaaaaaaaaaaa, q4\), but the device runs other .*bbb, q8.* route fit"
+    )
+    with pytest.raises(RequestError, match=said):
+        MADE.check(f"{'b' * 64}/q8", "other")
 
 
 def test_too_few_and_one_sided_examples_are_refused(tmp_path: Path) -> None:
@@ -120,6 +182,7 @@ def test_too_few_and_one_sided_examples_are_refused(tmp_path: Path) -> None:
         ([{**row, "cloud_quality": 0.0} for row in lines()], "nothing to fit"),
         ([{**row, "artifact": row["id"]} for row in lines()], "artifacts"),
         ([{**row, "device_quality": 2} for row in lines()], "from 0 to 1"),
+        ([{**row, "knowledge": {"entropy": 1}} for row in lines()], "record again"),
     ):
         path = write(tmp_path / "r.jsonl", rows)
         with pytest.raises(RequestError, match=said):

@@ -99,3 +99,6 @@ def test_a_policy_that_is_none_is_named(tmp_path: Path) -> None:
         auto_models("a,b", tmp_path / "policy.json")
     with pytest.raises(RequestError, match="cannot be read"):
         auto_models("a,b", tmp_path / "none.json")
+    (tmp_path / "policy.json").write_text('{"router": "router.json"}')
+    with pytest.raises(RequestError, match="remove router"):
+        auto_models("a,b", tmp_path / "policy.json")

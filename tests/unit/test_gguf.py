@@ -117,8 +117,8 @@ def test_a_tokenizer_comes_back_as_it_was(
 
 
 def like_gemma() -> Tokenizer:
-    """BPE with bytes for what is no token, of texts whose blanks are written as ▁ and that begin without one:
-    as Gemma's tokenizer.json has it, small.
+    """BPE with bytes for what is not a token, of texts whose blanks are written as ▁ and that begin without
+    one: as Gemma's tokenizer.json has it, small.
     """
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Replace(" ", "▁")

@@ -12,11 +12,12 @@ from nearfar.build import manifest
 from nearfar.build.program.compile import Compilation, compile_program
 from nearfar.build.synth import published
 from nearfar.errors import BuildError
+from nearfar.format.scales import PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.emission import EmitContext
 from nearfar.kernels.jobs import Embed, Linear
-from nearfar.kernels.quantized import Matrix
+from nearfar.kernels.quantized import Matrix, QuantTensor
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import packing, variant
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE
@@ -53,18 +54,29 @@ def test_no_piece_is_larger_than_every_device_binds_and_there_are_no_more_than_t
     assert count == 1 or found[0].matrix.n % COLUMNS == 0
 
 
-def test_a_matrix_that_fits_is_stored_as_ever_and_others_piece_by_piece() -> None:
-    matrix = Matrix(200, 256, 4, 64)
+@pytest.mark.parametrize(("scales", "name"), [(PAIRS, "scale_bias"), (SYMMETRIC, "scales")])
+def test_a_matrix_that_fits_is_stored_as_ever_and_others_piece_by_piece(scales: Scales, name: str) -> None:
+    matrix = Matrix(200, 256, 4, 64, scales=scales)
     tensor, _ = random_matrix(np.random.default_rng(1), matrix)
     assert parts(matrix) == packing.parts(matrix)
     assert [part.name for part in parts(matrix, SMALL)] == [
-        "codes.0", "scale_bias.0", "codes.1", "scale_bias.1",
+        "codes.0", f"{name}.0", "codes.1", f"{name}.1",
     ]  # fmt: skip
     whole, cut = packing.pack(matrix, tensor), pack(matrix, tensor, SMALL)
     for part, array in zip(parts(matrix, SMALL), cut, strict=True):
         assert part.shape == array.shape
     for i in range(2):
         np.testing.assert_array_equal(np.concatenate(cut[i::2], axis=1), whole[i])
+
+
+@pytest.mark.parametrize("n", [40, 41])
+def test_scales_without_biases_take_two_bytes_each(n: int) -> None:
+    matrix = Matrix(n, 256, 8, 32, scales=SYMMETRIC)
+    tensor, _ = random_matrix(np.random.default_rng(1), matrix)
+    assert isinstance(tensor, QuantTensor)
+    _, scales = packing.pack(matrix, tensor)
+    assert [part.bytes for part in parts(matrix)] == [n * 256, (n + 1) // 2 * 2 * 8 * 2]
+    np.testing.assert_array_equal(scales.view(np.float16)[:, :n], tensor.scales.T)
 
 
 def test_rows_that_are_too_long_for_any_piece_are_refused_by_name() -> None:

@@ -128,7 +128,7 @@ KEPT: dict[str, tuple[Any, list[str], list[str]]] = {
     "two types by their keywords": ({"maxLength": 1, "minimum": 3}, ['"a"', "3"], ['"ab"', "2", "null"]),
     "enum beside a type": ({"type": "string", "enum": ["a", 1, None]}, ['"a"'], ["1", "null"]),
     "const beside enum": ({"const": 1, "enum": [1, 2]}, ["1"], ["2"]),
-    "bounds that are no whole numbers": (
+    "bounds that are not whole numbers": (
         {"type": "integer", "minimum": 2.5, "exclusiveMaximum": 5},
         ["3", "4"],
         ["2", "5"],

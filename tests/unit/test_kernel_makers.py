@@ -50,7 +50,7 @@ NO_MAKERS = {
     "step/reading.py": "reads models",
     "targets/*/target.py": "says which weights, programs and buckets there are: values of the key",
 }
-"""Files of the folders above (but format/) that are no makers of a program, and why."""
+"""Files of the folders above (but format/) that are not makers of a program, and why."""
 
 OBSERVED = """
 import json, pickle, sys
@@ -132,7 +132,7 @@ def test_all_files_of_what_compiles_decide_a_target_s_programs(
     }
     left = {file for file in there if not any(map(Path(file).match, NO_MAKERS))}
     assert left <= files[target]
-    assert not (there - left) & files[target], "which are no makers"
+    assert not (there - left) & files[target], "which are not makers"
     words = {"format/machines.py", "format/processor.py"} if "targets/cpu" in OWN[target] else set()
     assert words | {"format/kv.py", "kernels/emission.py", "kernels/contract.py"} <= files[target]
 

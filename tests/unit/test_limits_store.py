@@ -201,7 +201,7 @@ async def test_a_budget_for_a_day_is_counted_together_and_ends_at_midnight(store
 async def test_a_store_that_was_started_again_is_connected_to_again(
     store: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Connections that were cut while nobody needed them are no failure."""
+    """Connections that were cut while nobody needed them are not failures."""
     shared, account = await open_store(store.url, OwnCounts(10)), Account("alice", "requests", 10)
     waits = await asyncio.gather(*(shared.claim(account, 1) for _ in range(4)))
     store.kill()

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.errors import OverloadError
-from nearfar.fallback_server.backend import Logprob, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import TokenEvent, TokenRequest
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import Admission, ServerLimits

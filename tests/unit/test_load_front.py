@@ -79,7 +79,7 @@ def test_several_prompts_of_which_one_is_answered(fronts: Any) -> None:
 
 
 def test_each_model_has_its_own_figures_and_a_token_costs_no_list_of_models(fronts: Any) -> None:
-    """An upstream with 400 models slowed each token to a fifth: the list was made anew for every one."""
+    """An upstream with 400 models slowed each token to a fifth: the list was made again for every one."""
     names = [f"m{number}" for number in range(50)]
     stream = STREAM + b"".join(said("x") for _ in range(40)) + said(finish="stop") + usage(3, 40) + DONE
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 
-from nearfar.edge_runtime.executors.mlx.rows import MAX_RUNS, Reach, Rows, lay_out
+from nearfar.edge_runtime.executors.mlx.rows import MAX_RUNS, Reach, Rows, View, lay_out
 
 SIZE, SLOTS, PER_SLOT = 4, 3, 24
 
@@ -50,7 +50,7 @@ def check(rows: Rows, positions: list[int], slots: list[int], table: Any, window
         else rows.cells.tolist()
     )
     assert written == where
-    assert rows.last_cell == max(where)
+    assert rows.last_page == max(where) // SIZE
     assert sum(span.count for span in rows.spans) == len(live)
     for span in rows.spans:
         for window in windows:
@@ -74,16 +74,16 @@ def test_every_row_sees_its_own_sequence_up_to_itself(data: st.DataObject) -> No
         slots += [slot] * (len(positions) - len(slots))
     if not any(position >= 0 for position in positions):
         return
-    windows = [None, data.draw(st.integers(1, 70))]
-    exact = data.draw(st.booleans())
-    rows = lay_out(np.array(positions, np.int32), np.array(slots, np.int32), table, SIZE, windows, exact)
+    windows = (None, data.draw(st.integers(1, 70)))
+    view = View(windows, data.draw(st.booleans()))
+    rows = lay_out(np.array(positions, np.int32), np.array(slots, np.int32), table, SIZE, view)
     check(rows, positions, slots, table, windows)
 
 
 def test_scattered_pages_are_gathered_and_consecutive_ones_are_not() -> None:
     table = np.stack([np.arange(PER_SLOT), np.arange(PER_SLOT) * 2 + PER_SLOT]).astype(np.int32)
     positions, slots = np.array([90, 90], np.int32), np.array([0, 1], np.int32)
-    first, second = lay_out(positions, slots, table, SIZE, [None], False).spans
+    first, second = lay_out(positions, slots, table, SIZE, View((None,))).spans
     assert first.reach[None].runs == ((0, 91),)
     assert second.reach[None].pages is not None
     assert len(np.array(second.reach[None].pages)) > MAX_RUNS

@@ -29,7 +29,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone4-hybrid", {"sliding_window_pattern": "LLLG"},
      r"sliding_window_pattern is \"LLLG\"; expected an integer"),
     ("glm4-plain", {"num_key_value_heads": 3}, r"4 attention heads cannot share 3 key/value heads evenly"),
-    ("gemma4_text-shared", {"enable_moe_block": True}, r"enable_moe_block is true; expected false: experts"),
+    ("gemma4_text-shared", {"enable_moe_block": True}, r"moe_intermediate_size is null; expected an integer"),
     ("gemma4_text-shared", {"attention_k_eq_v": 1}, r"attention_k_eq_v is 1; expected true or false"),
     ("granitemoehybrid-dense", {"position_embedding_type": "alibi"},
      r"position_embedding_type is \"alibi\"; expected rope or nope"),

@@ -143,7 +143,7 @@ def test_less_error_than_mlx_on_trained_weights() -> None:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_fits_can_be_packed(bits: int, group: int) -> None:
-    """A scheme promises no more than its packing does: codes of 6 bits in rows of 48 are no whole words."""
+    """A scheme promises no more than its packing does: codes of 6 bits in rows of 48 are not whole words."""
     scheme, rng = Scheme(bits, group), np.random.default_rng(0)
     for k in (16, 32, 48, 64, 80, 96, 112, 128):
         if scheme.fits(k):

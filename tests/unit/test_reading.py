@@ -16,10 +16,12 @@ from nearfar.build.source import open_source
 from nearfar.build.synth import SHAPES
 from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
+from nearfar.step.config import ConfigReader
+from nearfar.step.models import architecture
 from nearfar.step.ops import Norm
 from nearfar.step.reading import FLAT, read_model
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
-from tests.support.step_reference import StepReference
+from tests.support.step_reference import StepReference, load_tensors
 
 NESTED = [case for case in CASES if "text_config" in case.config]
 
@@ -63,10 +65,24 @@ def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path:
             {"rope_parameters": {"rope_type": "linear", "type": "mrope", "factor": 2.0}},
             r"type is \"mrope\"; expected linear",
         ),
-        ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4; expected 0: experts are not"),
-        ("granitemoehybrid", {"layer_types": ["mamba", "attention", "attention"]}, "layer_types is"),
-        ("granitemoehybrid", {"layer_types": None}, "layer_types is null"),
-        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is true"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention", "rwkv"]}, "layer_types is"),
+        ("granitemoehybrid", {"layer_types": None, "mamba_n_heads": 5}, "mamba_n_heads is 5, and does not"),
+        ("granitemoehybrid", {"layer_types": None, "mamba_d_head": 8}, r"4 heads of 8 \(mamba_d_head\)"),
+        ("granitemoehybrid", {"layer_types": None, "mamba_n_groups": 3}, "cannot share 3 groups evenly"),
+        (
+            "granitemoehybrid",
+            {"layer_types": None, "time_step_limit": [1, 0]},
+            r"time_step_limit is \[1, 0\]",
+        ),
+        ("nemotron_h", {"layers_block_type": ["moe"] * 4}, "experts without a gate are not supported"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "gru"]}, "not gru"),
+        ("nemotron_h", {"layers_block_type": None}, "neither layers_block_type nor hybrid_override_pattern"),
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "a word of M, -"),
+        ("nemotron_h", {"sliding_window": 8}, "sliding_window is 8"),
+        ("falcon_h1", {"mlp_multipliers": [1.0]}, r"mlp_multipliers is \[1.0\]; expected 2 numbers"),
+        ("granitemoehybrid", {"num_local_experts": 4}, "num_experts_per_tok is 0; expected an integer"),
+        ("gemma4_text", {"enable_moe_block": True}, "moe_intermediate_size is null"),
+        ("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}, "layer_types is"),
         ("phi3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, r"rope_type is \"yarn\""),
         ("llama", {"hidden_act": "quick_gelu"}, r"hidden_act is \"quick_gelu\""),
         (
@@ -257,6 +273,36 @@ def test_a_model_beside_an_adapter_is_refused(tmp_path: Path) -> None:
         open_source(options)
 
 
+SPARSE = ("qwen3_moe", "granitemoe", "gpt_oss", "lfm2_moe", "qwen3_5_moe_text")
+
+
+@pytest.mark.parametrize("model_type", SPARSE)
+def test_experts_are_read_from_one_tensor_and_from_one_for_each(model_type: str) -> None:
+    """Published files store the experts of a layer in one tensor or apart, whatever the installed
+    transformers writes for the type.
+    """
+    case = named(model_type)
+    config, tensors = load_tensors(checkpoint(case))
+    ours = StepReference.of(checkpoint(case))
+    step = architecture(config).model(ConfigReader(config)).step
+    assert step.spellings
+    for param in step.params:
+        both = [param.pieces, step.spellings.get(param.name, ())]
+        here, there = sorted(both, key=lambda pieces: not pieces or pieces[0].tensor not in tensors)
+        rows = ours.weights[param.name]
+        for piece in there:
+            tensors[piece.tensor] = rows[: piece.rows].reshape(piece.shape(piece.rows, param.k))
+            rows = rows[piece.rows :]
+        for piece in here if there else ():
+            tensors.pop(piece.tensor, None)
+    assert set(tensors).isdisjoint(
+        {p.tensor for param in ours.step.params for p in param.pieces if param.name in step.spellings}
+    )
+    respelled = StepReference(read_model(config, tensors).model, tensors)
+    tokens = prompt(case, 9)
+    np.testing.assert_array_equal(respelled.logits(tokens), ours.logits(tokens))
+
+
 LONGROPE = [case for case in CASES if "longrope" in str(case.config)]
 
 
@@ -266,3 +312,18 @@ def test_the_long_factors_of_longrope_are_told(case: Case, tmp_path: Path) -> No
     (note,) = open_source(BuildOptions(path, tmp_path)).notes
     assert "build with --context 40" in note
     assert open_source(BuildOptions(path, tmp_path, context=40)).notes == ()
+
+
+def test_infinity_is_no_limit(tmp_path: Path) -> None:
+    """Published files of Nemotron-H say Infinity, which JSON does not have; transformers writes an object."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint(named("nemotron_h")), folder)
+    config = json.loads((folder / "config.json").read_text())
+    written = json.dumps({**config, "time_step_limit": [0.0, float("inf")]})
+    assert "Infinity]" in written
+    (folder / "config.json").write_text(written)
+    opened = open_source(BuildOptions(str(folder), tmp_path / "out", quant="none"))
+    assert opened.model == open_source(BuildOptions(str(checkpoint(named("nemotron_h"))), tmp_path)).model
+    (folder / "config.json").write_text(written.replace("Infinity", "-Infinity"))
+    with pytest.raises(CheckpointError, match="-Infinity is not a JSON number"):
+        open_source(BuildOptions(str(folder), tmp_path / "out"))

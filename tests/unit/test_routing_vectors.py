@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from nearfar.edge_runtime.openai.knowledge import ANSWERS, SURE
 from nearfar.errors import RequestError
+from nearfar.routing.fitted import FittedRouter
 from nearfar.routing.policy import Policy
 from tests.support.routing_vectors import MACHINES, VECTORS, decision, same
 
@@ -32,6 +34,23 @@ def test_machine(machine: str) -> None:
             where = f"{scenario['name']}, step {number}: {step['op']} {step['args']}"
             assert same(result, step["result"]), f"{where}: {result}"
             assert same(state, step["state"]), f"{where}: {state}"
+
+
+def test_a_fitted_router_judges_prompts_and_beginnings_of_answers() -> None:
+    recorded = json.loads((VECTORS / "router.json").read_text(encoding="utf-8"))
+    made = FittedRouter.parse(recorded["router"])
+    for case in recorded["cases"]:
+        doubt = made.doubt(case["knowledge"], [tuple(each) for each in case["first"]], case["ended"])
+        assert same(made.gain(case["knowledge"]), case["gain"]), case
+        assert same(None if doubt is None else asdict(doubt), case["doubt"]), case
+    assert recorded["sure"] == {"question": SURE, "answers": list(ANSWERS)}
+    for ended in (False, True):
+        verdicts = {case["doubt"] is None for case in recorded["cases"] if case["ended"] == ended}
+        assert verdicts == {True, False}
+    for change in recorded["refused"]:
+        with pytest.raises(RequestError, match="no router") as raised:
+            FittedRouter.parse({**recorded["router"], **change})
+        assert raised.value.param == "router", change
 
 
 def test_comparison_notices_differences() -> None:

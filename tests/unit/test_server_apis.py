@@ -12,12 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from nearfar.edge_runtime.openai.responses.kept import KeptResponses
+from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.hints import Hint, followed
-from nearfar.fallback_server.http.apis.kept import KeptResponses
 from nearfar.fallback_server.http.app import AppOptions
-from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
-from nearfar.fallback_server.tenants import Tenant
 from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
@@ -143,6 +142,9 @@ def test_a_tool_loop_goes_on_with_the_items_of_the_answer(client: Any) -> None:
         model=MODEL, input=[result], previous_response_id=first.id, tools=[FUNCTION]
     )
     assert count.input_tokens == followed_up.usage.input_tokens
+    # The AI SDK names items of earlier answers by their ids.
+    named = [*HELLO, {"type": "item_reference", "id": call.id}, result]
+    assert client.responses.create(**asked, input=named).usage.input_tokens == again.usage.input_tokens
 
 
 def test_a_format_is_kept_to(client: Any) -> None:
@@ -192,17 +194,21 @@ def test_what_a_response_cannot_follow_is_refused(
 
 
 def test_the_store_gives_way_where_most_is_kept() -> None:
-    kept, one, other = KeptResponses(most=3), Tenant("one"), Tenant("other")
-    kept.put(one, {"id": "a"}, [], [])
+    kept = KeptResponses(most=3)
+    kept.put("one", {"id": "a"}, [{"id": "said"}], [])
     for name in ("b", "c", "d"):
-        kept.put(other, {"id": name, "text": "x" * 100}, [], [])
-    assert kept.find(one, "a").record["id"] == "a"
-    assert kept.find(other, "d").record["id"] == "d"
-    with pytest.raises(ApiError):
-        kept.find(other, "b")
-    with pytest.raises(ApiError):
-        kept.find(one, "d")  # the response belongs to another tenant
-    KeptResponses(most_bytes=10).put(one, {"id": "large"}, [], [])
+        kept.put("other", {"id": name, "text": "x" * 100}, [{"id": f"item of {name}"}], [])
+    assert kept.find("one", "a").record["id"] == "a"
+    assert kept.find("other", "d").record["id"] == "d"
+    for owner, name in (("other", "b"), ("one", "d")):  # b gave way, and d belongs to another owner
+        with pytest.raises(RequestError):
+            kept.find(owner, name)
+    references = [{"type": "item_reference", "id": f"item of {name}"} for name in "bcd"]
+    assert kept.resolved("other", references[1:]) == [{}, {}]
+    for owner, given in (("other", references[:1]), ("one", references[2:])):
+        with pytest.raises(RequestError, match="there is no item 'item of "):
+            kept.resolved(owner, given)
+    KeptResponses(most_bytes=10).put("one", {"id": "large"}, [], [])
 
 
 # Messages

@@ -156,7 +156,7 @@ def test_a_stranger_writes_no_line_into_the_log(front: Front) -> None:
     lines = [line for line in log.splitlines() if b"/forged" in line]
     assert len(lines) == 1
     assert b"method=GET" in lines[0]
-    # the injected text is in quotes, so it is no field of the log
+    # the injected text is in quotes, so it is not a field of the log
     assert b'path="/x\\n00:00:00 info request' in lines[0]
 
 

@@ -46,6 +46,12 @@ BASES: dict[str, dict[str, Any]] = {
 }
 """A body for each path that is answered."""
 
+PAIRS = [
+    (names, {"items": None, "labels": None, **dict.fromkeys(names, "Hello")})
+    for names in (("text_1", "text_2"), ("queries", "documents"))
+]
+"""The two names of each text of a pair, and a request with them."""
+
 SAMPLED: dict[str, Any] = {
     "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "presence_penalty": 1.0, "seed": 3,
     "frequency_penalty": 1.0, "stop": "x",
@@ -117,6 +123,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "another", "query": "Hi", "items": ["Bye"], "labels": ["a", "b"],
         "label_token_ids": ({"labels": None, "label_token_ids": [1, 2]}, [2, 3]), "apply_softmax": True,
         "item_first": ({"query": "Hi"}, True),
+        **{name: (pair, ["Bye"]) for names, pair in PAIRS for name in names},
     },
     "/v1/rerank": RERANKED,
     "/v2/rerank": RERANKED,

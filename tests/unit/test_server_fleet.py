@@ -205,7 +205,7 @@ def test_clients_learn_nothing_of_addresses(
     answers: dict[str, Callable[[Json], Iterable[bytes]]] = {
         "refused": refuses("401 Unauthorized"),
         "500": refuses("500 Oops"),
-        "garbage": always(f"{secret} is no HTTP\r\n\r\n".encode()),
+        "garbage": always(f"{secret} is not HTTP\r\n\r\n".encode()),
         "429": always(busy),
         "event": always(STREAM + event({"error": {"message": f"{secret} failed"}})),
         "cut": always(STREAM),
@@ -233,7 +233,7 @@ def test_an_error_in_mid_stream_names_no_address(made: Make) -> None:
 
 
 def test_a_thought_is_not_begun_again_elsewhere(made: Make) -> None:
-    """The other server would be told of the text only, and would think anew."""
+    """The other server would be told of the text only, and would think again."""
     cut = CHUNKED + chunk(said(reasoning_content="Let me see. ")) + chunk(said("The"))
     front, clouds = made(*[chatting(completions=always(cut))] * 2)
     events = front.streamed()

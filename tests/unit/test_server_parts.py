@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime.artifact.variants import ProgramChoice
+from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.tools.asking import ToolChoice
@@ -27,7 +28,6 @@ from nearfar.fallback_server.backend import (
     BackendStats,
     EmbedRequest,
     LabelScores,
-    Logprob,
     RunningProgram,
     Sampling,
     ScoreRequest,
@@ -441,5 +441,5 @@ def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> No
 
     assert vectors([3.0, 4.0]) == [pytest.approx([0.6, 0.8])]
     for value in (float("nan"), float("inf")):
-        with pytest.raises(EngineError, match="no numbers: the model overflows"):
+        with pytest.raises(EngineError, match="NaN or infinite: run the model in a wider dtype"):
             vectors([1.0, 2.0], [value, 1.0])

@@ -96,3 +96,39 @@ def test_what_is_no_request(server: RunningServer, wrong: Any) -> None:
     answered = rerank(server, **wrong)
     assert answered.status_code in (400, 404)
     assert answered.json()["error"]["message"]
+
+
+def scores(server: RunningServer, path: str = "/v1/score", **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.address}{path}", json={"model": MODEL, **body}, timeout=60)
+
+
+def test_pairs_of_texts_get_vllms_scores(server: RunningServer) -> None:
+    found = scores(server, text_1="weather", text_2=DOCUMENTS).json()
+    assert [(each["index"], each["object"]) for each in found["data"]] == [(at, "score") for at in range(3)]
+    ranked = {each["index"]: each["relevance_score"] for each in rerank(server).json()["results"]}
+    values = [each["score"] for each in found["data"]]
+    assert values == pytest.approx([ranked[at] for at in range(3)], rel=1e-4)
+    again = scores(server, path="/score", queries=["weather"] * 3, documents=DOCUMENTS).json()
+    assert [each["score"] for each in again["data"]] == pytest.approx(values, rel=1e-4)
+    (one,) = scores(server, text_1="weather", text_2=DOCUMENTS[0]).json()["data"]
+    assert one["score"] == pytest.approx(values[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"text_1": "a"}, "one form"),
+        ({"text_1": "a", "documents": ["b"]}, "one form"),
+        ({"text_1": "a", "text_2": "b", "items": ["c"]}, "one form"),
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, "2 and 1"),
+        ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "2 and 3"),
+        ({"text_1": [], "text_2": "a"}, "text_1"),
+        ({"text_1": "a", "text_2": 5}, "text_2"),
+        ({"text_1": "a", "text_2": "b", "labels": ["c"]}, "labels"),
+        ({}, "text_1 and text_2"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused(server: RunningServer, body: dict[str, Any], says: str) -> None:
+    answered = scores(server, **body)
+    assert answered.status_code == 400
+    assert says in answered.text

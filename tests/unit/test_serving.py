@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.errors import DeviceError, StoreError
+from nearfar.errors import CheckpointError, DeviceError, StoreError
+from nearfar.fallback_server.engines import vllm
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.store import serving
 from nearfar.store.entries import Store, Wanted
-from nearfar.store.serving import served
+from nearfar.store.serving import Preferred, preferred, served
 
 BUILT = Path("built")
 GEMMA = {"model_type": "gemma2", "attn_logit_softcapping": 50.0}
@@ -27,11 +28,14 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serving, "check_there", lambda repository: None)  # no network is needed
-    of_hub = {"someone/model": {"model_type": "llama"}, "someone/gemma-2": GEMMA}
+    llama = {"model_type": "llama"}
+    of_hub = {"someone/model": llama, "someone/strange": llama, "someone/gemma-2": GEMMA}
+    monkeypatch.setattr(serving, "first_look", look)
     asked = serving.config_at
     monkeypatch.setattr(serving, "config_at", lambda name: of_hub.get(name) or asked(name))
     for name, config in {
         "plain": {},
+        "strange": {},
         "mlx": {"quantization": {}},
         "codes": {"quantization_config": {}},
         "capped": {"attn_logit_softcapping": 50.0},
@@ -48,10 +52,53 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out" / "cpu" / "manifest.json").write_text("{}")
 
 
-def found(given: str, engine: str = "auto") -> str:
+def look(given: str) -> None:
+    """Stands for the checks of a build, which would ask the hub."""
+    if given in ("strange", "someone/strange"):
+        raise CheckpointError(f"nearfar cannot build {given}")
+
+
+def found(given: str, engine: str = "auto", prefers: Preferred = "torch") -> str:
     """`=` where it is opened as it is, "built" where it is built or fetched first."""
-    result = served(given, engine, lambda name: BUILT)
+    result = served(given, engine, lambda name: BUILT, prefers)
     return "=" if result == given else result
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu_with_vllm", "gpu", "cpu"),
+    [
+        ("plain", "=", "=", "built"),
+        ("strange", "=", "=", "="),  # PyTorch answers with what cannot be built
+        ("codes", "=", "built", "built"),
+        ("mlx", "built", "built", "built"),
+        ("file.gguf", "built", "built", "built"),
+        ("out", "=", "=", "="),
+        ("someone/model", "=", "=", "built"),
+        ("someone/strange", "=", "=", "="),
+        ("someone/model-GGUF", "built", "built", "built"),
+        ("smollm2:135m", "built", "built", "built"),
+        ("http://host:8000", "=", "=", "="),
+    ],
+)
+def test_a_machine_prefers_vllm_on_a_gpu_and_the_artifact_on_a_cpu(
+    given: str, gpu_with_vllm: str, gpu: str, cpu: str
+) -> None:
+    assert found(given, prefers="vllm") == gpu_with_vllm
+    assert found(given, prefers="torch") == gpu
+    assert found(given, prefers="artifact") == cpu
+
+
+def test_what_a_machine_prefers_is_told_by_its_driver_and_vllms_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "vllm"
+    program.touch(0o755)
+    monkeypatch.setattr(serving, "CARD", tmp_path / "nvidiactl")
+    monkeypatch.setattr(vllm, "CARD", tmp_path / "nvidiactl")
+    assert preferred(str(program)) == "artifact"
+    (tmp_path / "nvidiactl").touch()
+    assert preferred(str(program)) == "vllm"
+    assert preferred(str(tmp_path / "nothing")) == "torch"
 
 
 @pytest.mark.parametrize(
@@ -124,3 +171,11 @@ def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
         order.append("first")
     thread.join()
     assert (order, told) == (["first", "second"], ["another process is making tale: waiting for it"])
+
+
+def test_a_model_with_an_adapter_is_built(tmp_path: Path) -> None:
+    for name in ("plain", "someone/model"):
+        assert served(name, "auto", lambda given: BUILT / given, adapter="mine") == str(BUILT / name)
+    for engine in ("torch", "upstream", "vllm"):
+        with pytest.raises(StoreError, match=f"--adapter mine is merged by a build, and --engine {engine}"):
+            served("plain", engine, lambda given: BUILT, adapter="mine")

@@ -122,7 +122,8 @@ def test_the_pipeline_cache_is_written_whole_and_ignored_where_damaged(tmp_path:
     assert folders.read_cache(file) == b""
     file.write_bytes(b"short")
     assert folders.read_cache(file) == b""
-    folders.write_cache(Path("/proc/none/cache.bin"), b"x")  # a place that cannot be written to is no error
+    # a place that cannot be written to is not an error
+    folders.write_cache(Path("/proc/none/cache.bin"), b"x")
 
 
 def test_pipelines_of_two_drivers_and_of_other_kernels_are_kept_apart(

@@ -16,7 +16,7 @@ export interface Link {
   readonly sampling: Sampling;
 }
 
-/** Reads the query string; throws an Error that names the first parameter that is no number. */
+/** Reads the query string; throws an Error that names the first parameter that is not a number. */
 export function parseLink(query: string): Link {
   const params = new URLSearchParams(query);
   const temperature = numberOf(params, "temperature");

@@ -29,7 +29,7 @@ const STORAGE = "nearfar.routing";
 /** Rounds of calls after which an answer must be text. */
 const MOST_ROUNDS = 4;
 /**
- * Seconds to wait for the device. A slow software GPU compiles kernels for minutes, which is no reason to
+ * Seconds to wait for the device. A slow software GPU compiles kernels for minutes, which is not a reason to
  * give it up.
  */
 const PATIENCE = { first_token: 600, between: 60 };

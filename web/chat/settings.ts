@@ -132,7 +132,7 @@ function parsed(text: string): object {
     const schema: unknown = JSON.parse(text);
     if (typeof schema === "object" && schema !== null && !Array.isArray(schema)) return schema;
   } catch {
-    // The error is thrown below, as for everything that is no object.
+    // The error is thrown below, as for everything that is not an object.
   }
   throw new Error('The schema in the settings must be a JSON object, such as {"type": "object"}.');
 }

@@ -106,7 +106,7 @@ export async function bundleWorker({ outdir, write }) {
  * @param {string} outdir
  * @param {boolean} write
  */
-function inChunks(outdir, write) {
+export function inChunks(outdir, write) {
   return /** @type {const} */ ({
     absWorkingDir: root,
     outdir,

@@ -6,7 +6,7 @@ import { createHash } from "node:crypto";
 import { cp, readFile, rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
-import { bundleWorker, madeOf, NO_SOURCE } from "./bundle.mjs";
+import { bundleWorker, inChunks, madeOf, NO_SOURCE } from "./bundle.mjs";
 import { noticesOf } from "./notices.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
@@ -15,18 +15,8 @@ await rm(new URL("../dist/page", import.meta.url), { recursive: true, force: tru
 const page = await build({
   metafile: true,
   alias: NO_SOURCE,
-  absWorkingDir: root,
+  ...inChunks("dist/page", true),
   entryPoints: { main: "chat/main.ts", style: "chat/style.css" },
-  outdir: "dist/page",
-  bundle: true,
-  splitting: true,
-  format: "esm",
-  target: "es2022",
-  platform: "browser",
-  minify: true,
-  sourcemap: "linked",
-  legalComments: "eof",
-  chunkNames: "chunks/[name]-[hash]",
 });
 // The engine looks for worker.js beside the script that holds it.
 const worker = await bundleWorker({ write: true, outdir: "dist/page" });

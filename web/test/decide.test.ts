@@ -1,8 +1,10 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
+import { MAX_LABEL_CHARS, MAX_LABELS } from "../src/format/constants.js";
 import { Channel } from "../src/page/channel.js";
 import { decide } from "../src/page/decide.js";
 import { labelOdds } from "../src/page/label-odds.js";
+import { promptOf } from "../src/page/requests.js";
 import type { AnswerEvent, GenerateRequest } from "../src/protocol/messages.js";
 import type { Decision } from "../src/protocol/openai.js";
 import { EngineCore } from "../src/worker/engine/engine-core.js";
@@ -52,12 +54,20 @@ function source(said: (request: GenerateRequest) => readonly number[][]) {
   return { generate, requests };
 }
 
+const parts = (asked: ReturnType<typeof source>) => ({
+  source: asked,
+  model: "m",
+  promptOf,
+  MAX_LABELS,
+  MAX_LABEL_CHARS,
+});
+
 describe("decide", () => {
   const L = Math.log;
 
   test("gives the probabilities of labels, and their sums", async () => {
     const asked = source(() => [[L(0.6)], [L(0.5), L(0.4)]]);
-    const made: Decision = await decide(asked, "m", [{ role: "user", content: "?" }], ["y", "no"], {});
+    const made: Decision = await decide(parts(asked), [{ role: "user", content: "?" }], ["y", "no"], {});
     expect(made.choice).toBe("y");
     expect(made.options.map(({ probability }) => probability)).toEqual([
       expect.closeTo(0.75, 9),
@@ -72,7 +82,7 @@ describe("decide", () => {
     const asked = source(({ prompt }) =>
       prompt.kind === "text" && prompt.text === "none" ? [[L(0.8)], [L(0.1)]] : [[L(0.6)], [L(0.3)]],
     );
-    const made = await decide(asked, "m", "x", null, { values: [1, 3], neutral: "none" });
+    const made = await decide(parts(asked), "x", null, { values: [1, 3], neutral: "none" });
     expect(made.expected).toBeCloseTo(0.2 + 3 * 0.8, 9);
     expect(made.options.map(({ value }) => value)).toEqual([1, 3]);
   });
@@ -84,15 +94,7 @@ describe("decide", () => {
     [null, { values: [1, Number.NaN] }, "numbers"],
     [["a", "b"], { values: [1, 2] }, "not both"],
   ])("refuses %j %j", async (labels, options, said) => {
-    await expect(
-      decide(
-        source(() => []),
-        "m",
-        "x",
-        labels,
-        options,
-      ),
-    ).rejects.toThrow(said);
+    await expect(decide(parts(source(() => [])), "x", labels, options)).rejects.toThrow(said);
   });
 });
 

@@ -160,7 +160,7 @@ describe("engine core", () => {
     expect(answer.tokens).toEqual(expectedTokens(prompt(41), 2));
   });
 
-  test("an end token ends the answer and is no part of it", async () => {
+  test("an end token ends the answer and is not part of it", async () => {
     const expected = expectedTokens(prompt(6), 30);
     const end = expected[12] ?? 0;
     const core = new EngineCore(new FakeBackend(), [end]);

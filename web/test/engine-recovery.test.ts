@@ -109,7 +109,7 @@ function engine(
 }
 
 describe("a device that is lost", () => {
-  test.each([[[0]], [[1]], [[4]], [[9, 2]], [[7, 0, 3]]])("is opened anew, runs %j", async (lives) => {
+  test.each([[[0]], [[1]], [[4]], [[9, 2]], [[7, 0, 3]]])("is opened again, runs %j", async (lives) => {
     const onLost = (error: DeviceError): never => {
       throw error;
     };
@@ -136,7 +136,7 @@ describe("a device that is lost", () => {
     expect(await run(core)).toEqual(EXPECTED);
   });
 
-  test("and cannot be opened anew is an error, and the next request tries again", async () => {
+  test("and cannot be opened again is an error, and the next request tries again", async () => {
     const none = new DeviceError("The browser offers no GPU adapter.", { code: "no-adapter" });
     const lost: DeviceError[] = [];
     const { core } = engine([new Weak(3), none], { onLost: (error) => lost.push(error) });
@@ -146,7 +146,7 @@ describe("a device that is lost", () => {
   });
 
   test.each([new DeviceLostError("the device was lost"), new OutOfMemoryError("no memory")])(
-    "between answers is opened anew for the next one: $message",
+    "between answers is opened again for the next one: $message",
     async (failure) => {
       const { core, opened } = engine([new Weak(Number.POSITIVE_INFINITY)]);
       const use = async (): Promise<void> => {
@@ -201,7 +201,7 @@ describe("a device that is lost", () => {
     expect(core.freeTokens).toBeGreaterThan(0);
   });
 
-  test("ends the engine where there is no way to open it anew", async () => {
+  test("ends the engine where there is no way to open it again", async () => {
     const core = new EngineCore(new Weak(2), []);
     await expect(generate(core, prompt(30))).rejects.toBeInstanceOf(DeviceLostError);
     expect(() => core.submit(prompt(3), parseSampling({}, null, 97), NOBODY)).toThrow(DeviceLostError);

@@ -109,7 +109,7 @@ describe("the code tells", () => {
     expect(await codeOf(() => Promise.reject(new TypeError("Failed to fetch")))).toBe("unreachable");
   });
 
-  test("what is no artifact, and what is one of another version or damaged", async () => {
+  test("what is not an artifact, and what is one of another version or damaged", async () => {
     const page = async (): Promise<Response> => new Response("<!doctype html><html></html>");
     const html = await failure(() => findArtifacts(new URL("http://a/b/"), undefined, { fetch: page }));
     expect(html.code).toBe("not-an-artifact");

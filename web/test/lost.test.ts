@@ -4,26 +4,11 @@ import { afterEach, describe, expect, test, vi } from "vitest";
 import { type Engine, openEngine } from "../src/page/client.js";
 import type { EngineOptions } from "../src/page/options.js";
 import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
-import type { FromWorker, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { FromWorker, ToWorker } from "../src/protocol/messages.js";
 import type { WorkerPort } from "../src/protocol/ports.js";
+import { CARD as SAMPLE, STATS } from "./support/card.js";
 
-const CARD: ModelCard = {
-  name: "sample",
-  architecture: "llama",
-  quantization: "q4",
-  program: "f32",
-  backend: { name: "webgpu", why: "only", reason: "" },
-  choice: { deviceClass: "integrated", why: "only", measured: {} },
-  precision: "f32",
-  adapter: "none",
-  contextLength: 100,
-  largestStep: 256,
-  vocabSize: 97,
-  weightBytes: 1,
-  license: null,
-  features: [],
-};
-const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
+const CARD = { ...SAMPLE, contextLength: 100 };
 
 /** The worker's side of the line: loads at once, and answers how many messages it was given. */
 class LineWorker implements WorkerPort {
@@ -138,7 +123,7 @@ describe("engine.lost", () => {
     expect((await engine.lost).message).toContain("one of its messages cannot be read");
   });
 
-  test("settles where the device could not be opened anew, with that reason", async () => {
+  test("settles where the device could not be opened again, with that reason", async () => {
     const { engine, workers } = await engineOf();
     const error = new DeviceError("no GPU", { code: "no-adapter" });
     workers[0]?.say({ type: "lost", error: toErrorRecord(error) });

@@ -379,7 +379,7 @@ describe("manifest", () => {
     );
   });
 
-  test("that is no JSON is refused", () => {
+  test("that is not JSON is refused", () => {
     expect(() => parseManifest("<!doctype html>")).toThrow(/manifest\.json is not valid JSON/);
   });
 });

@@ -3,26 +3,9 @@
 import { describe, expect, test } from "vitest";
 import { Engine, WorkerLink } from "../src/page/client.js";
 import { RequestError } from "../src/protocol/errors.js";
-import type { FromWorker, GenerateRequest, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { FromWorker, GenerateRequest, ToWorker } from "../src/protocol/messages.js";
 import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/protocol/openai.js";
-
-const CARD: ModelCard = {
-  name: "sample",
-  architecture: "llama",
-  quantization: "q4",
-  program: "f32",
-  backend: { name: "webgpu", why: "only", reason: "" },
-  choice: { deviceClass: "integrated", why: "only", measured: {} },
-  precision: "f32",
-  adapter: "none",
-  contextLength: 128,
-  largestStep: 256,
-  vocabSize: 97,
-  weightBytes: 1,
-  license: null,
-  features: [],
-};
-const STATS = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, ttft: 1, decode: 1 };
+import { CARD, STATS } from "./support/card.js";
 
 /** A worker that answers "hi" to everything; messages are copied as postMessage copies them. */
 class FakeWorker extends EventTarget {

@@ -426,7 +426,7 @@ describe("escalation", () => {
     expect(cloud.requests).toMatchObject([{ continue_final_message: true }]);
   });
 
-  test("within what is held back: the cloud begins anew", async () => {
+  test("within what is held back: the cloud begins again", async () => {
     device.unsureFrom = 2;
     const chunks = await streamed(client({ policy: { escalation: "restart", hold_tokens: 12, monitor } }));
     expect(textOf(chunks)).toBe(TEXT);

@@ -3,10 +3,13 @@ import { describe, expect, test } from "vitest";
 import { Breaker, type Pass } from "../src/routing/breaker.js";
 import { limitFor, Threshold } from "../src/routing/calibration.js";
 import { decide } from "../src/routing/decide.js";
+import { parseRouter } from "../src/routing/fitted.js";
+import { ANSWERS, type Knowledge, SURE } from "../src/routing/knowledge.js";
 import { Ledger } from "../src/routing/ledger.js";
-import { Monitor } from "../src/routing/monitor.js";
+import { type First, Monitor } from "../src/routing/monitor.js";
 import { DEFAULT_POLICY, type PolicyOptions, parsePolicy } from "../src/routing/policy.js";
 import { backoff, RetryBudget } from "../src/routing/retry.js";
+import type { RouterModel } from "../src/routing/router-model.js";
 import { Speeds } from "../src/routing/speed.js";
 import type { CloudState, Decision, DeviceState, RouteRequest } from "../src/routing/types.js";
 
@@ -167,6 +170,47 @@ describe.each(Object.keys(MACHINES))("%s", (file) => {
       expect(rounded(after), `state after step ${at}, ${op}`).toEqual(rounded(state));
     });
   });
+});
+
+/** What `fitted.ts` must judge and refuse as Python does. */
+interface Routers {
+  readonly router: RouterModel;
+  readonly cases: readonly {
+    readonly knowledge: Knowledge;
+    readonly first: readonly First[];
+    readonly ended: boolean;
+    readonly gain: number;
+    readonly doubt: object | null;
+  }[];
+  readonly refused: readonly object[];
+  readonly sure: { readonly question: string; readonly answers: readonly string[] };
+}
+const ROUTERS = JSON.parse(readFileSync(new URL("router.json", VECTORS), "utf8")) as Routers;
+
+describe("a fitted router", () => {
+  test("judges prompts and beginnings of answers", () => {
+    const made = parseRouter(ROUTERS.router);
+    for (const { knowledge, first, ended, gain, doubt } of ROUTERS.cases) {
+      expect(rounded(made.gain(knowledge))).toEqual(rounded(gain));
+      expect(rounded(made.doubt(knowledge, first, ended))).toEqual(rounded(doubt));
+    }
+  });
+
+  test("asks the model as Python does", () => {
+    expect({ question: SURE, answers: ANSWERS }).toEqual(ROUTERS.sure);
+  });
+
+  test.each(ROUTERS.refused.map((change) => [JSON.stringify(change), change] as const))(
+    "refuses %s",
+    (_, change) => {
+      const refusal = {
+        name: "RequestError",
+        param: "router",
+        message: expect.stringMatching(/is not a router: /),
+      };
+      expect(() => parseRouter({ ...ROUTERS.router, ...change })).toThrow(expect.objectContaining(refusal));
+    },
+  );
 });
 
 test("the policy's defaults are Python's", () => {

@@ -203,9 +203,12 @@ describe("shards", () => {
         if (range) return response.writeHead(206).end(bytes?.subarray(1500));
         return response.writeHead(200, { "content-length": 5000 }).write(bytes?.subarray(0, 1500));
       };
+      let stalls = false;
       const onProgress = ({ loaded }: ShardProgress): void => {
-        // Once the shard waits for more.
-        if (loaded % 5000 === 1500) setImmediate(() => vi.advanceTimersByTime(SILENCE_MS));
+        // Once the shard waits for more, and the one before has come.
+        if (loaded % 5000 !== 1500 || loaded < 5000 || stalls) return;
+        stalls = true;
+        setImmediate(() => vi.advanceTimersByTime(SILENCE_MS));
       };
       expect(await load({ onProgress })).toEqual(CONTENTS);
       expect(ranges).toEqual([undefined, "bytes=1500-"]);
@@ -255,6 +258,17 @@ describe("shards", () => {
     await expect(load({ signal: controller.signal })).rejects.toMatchObject({ name: "AbortError" });
   });
 
+  test("are loaded two at a time", async () => {
+    const held: (() => void)[] = [];
+    handler = (index, attempt, response) => void held.push(() => serve(index, attempt, response));
+    const stream = streamShards(base, SHARDS, { cache: null });
+    const first = stream.next();
+    await vi.waitFor(() => expect(requests).toEqual([0, 1]));
+    for (const answer of held) answer();
+    expect((await first).value).toEqual(CONTENTS[0]);
+    await stream.return(undefined);
+  });
+
   test("are two in memory at most", async () => {
     const stream = streamShards(base, SHARDS, { cache: null });
     await stream.next();
@@ -269,6 +283,7 @@ describe("a file that comes in parts", () => {
   class Directory {
     readonly files = new Map<string, number[]>();
     written = 0;
+    writes = 0;
     /** Bytes that there is room for. */
     room = Number.POSITIVE_INFINITY;
     removeEntry = async (name: string) => void this.files.delete(name);
@@ -287,6 +302,7 @@ describe("a file that comes in parts", () => {
             const fits = more.subarray(0, Math.max(this.room - at, 0));
             bytes.splice(at, fits.length, ...fits);
             this.written += fits.length;
+            this.writes++;
             return fits.length;
           },
           truncate: (size: number) => void bytes.splice(size),
@@ -313,6 +329,23 @@ describe("a file that comes in parts", () => {
     expect(await next?.keep("sha", 100)).toBe(true);
     expect(directory.written).toBe(100);
     expect(Object.fromEntries(directory.files)).toEqual({ sha: [...bytes] });
+  });
+
+  test("is written in large pieces, and soon also where a download is slow", async () => {
+    vi.useFakeTimers();
+    try {
+      const directory = new Directory();
+      const begun = await directory.open();
+      for (let received = 1; received <= 30; received++) begun?.extend(bytes, received);
+      expect(directory.writes).toBe(0);
+      vi.advanceTimersByTime(60);
+      expect([directory.writes, directory.written]).toEqual([1, 30]);
+      for (let received = 31; received <= 100; received++) begun?.extend(bytes, received);
+      expect(await begun?.keep("sha", 100)).toBe(true);
+      expect([directory.writes, directory.written]).toEqual([2, 100]);
+    } finally {
+      vi.useRealTimers();
+    }
   });
 
   test("has no bytes of another try, and is not kept where it is not whole", async () => {

@@ -105,7 +105,7 @@ describe("a shared engine", () => {
     expect(workers[1]?.heard.some(({ type }) => type === "stats")).toBe(false);
   });
 
-  test("whose worker dies ends every question, refuses later ones at once, and is loaded anew", async () => {
+  test("whose worker dies ends every question, refuses later ones at once, and is loaded again", async () => {
     const workers = [worker(), worker()] as const;
     const started = [...workers];
     const share = new Share(() => started.shift() as unknown as WorkerPort);

@@ -126,7 +126,7 @@ describe("tools on the device", () => {
     expect(plain.message).toEqual({ role: "assistant", content: "So.", reasoning_content: "Hm." });
   });
 
-  test("a call that is cut has what there is of it", async () => {
+  test("a call that is cut has the members that are there", async () => {
     const { message, finish_reason } = await ask(callOf("weather", { city: "Oslo" }), {
       tools: TOOLS,
       max_tokens: 52,

@@ -153,7 +153,7 @@ describe("a model in WebAssembly", () => {
       // Nothing of the broken memory is found again.
       expect(session.stats().last?.cachedTokens).toBe(0);
       session.dispose();
-      // The figures are those of the memory now, also after it was made anew.
+      // The figures are those of the memory now, also after it was made again.
       expect(session.stats()).toMatchObject({ reopened: 1, threads: 0, wasmBytes: 0 });
     },
   );

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.build.weights.gguf import families
+from nearfar.build.weights.gguf import families, state_spaces
 from nearfar.build.weights.gguf.facts import WINDOW, Config, Facts
 from nearfar.build.weights.gguf.header import Header, Tensor
 from nearfar.errors import CheckpointError
@@ -43,6 +43,10 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
     }
     if name == "gemma4":
         given = families.gemma4_keys(given)
+    elif name in HYBRID:
+        given = state_spaces.keys(given)
+    elif name in ("lfm2", "lfm2moe"):
+        given = families.lfm2_keys(given)
     read = ConfigReader(given, str(header.file), prefix)
     facts = Facts(read, tensors, _common(read, name, tensors))
     facts.config.update(_rope(facts))
@@ -68,7 +72,7 @@ def _common(read: ConfigReader, name: str, tensors: Mapping[str, Tensor]) -> Con
     """Read the keys that every architecture has."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
-        raise read.error("there is no tensor 'token_embd.weight': it is no language model, or a part of one")
+        raise read.error("it has no tensor 'token_embd.weight': it is not a whole language model")
     hidden, heads = read.size("embedding_length"), read.size("attention.head_count")
     head_dim = read.size("attention.key_length", max(1, hidden // heads))
     if read.size("attention.value_length", head_dim) != head_dim:
@@ -117,7 +121,7 @@ def _scaling(facts: Facts) -> Config | None:
         read.refuse("rope.scaling.type", f"another type: there are no tensors {' and '.join(names)}")
     if (factors := facts.factors("rope_freqs.weight")) is not None:
         if kind == "yarn" or (kind == "linear" and factor != 1):
-            read.refuse("rope.scaling.type", "none, beside a tensor rope_freqs.weight")
+            read.refuse("rope.scaling.type", "none, together with a tensor rope_freqs.weight")
         # Llama 3's frequencies come as divisors, which is longrope without its other settings.
         both = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "factor": 1.0}
         return {"rope_type": "longrope", **both, "original_max_position_embeddings": context}
@@ -129,9 +133,16 @@ def _scaling(facts: Facts) -> Config | None:
 
 
 def _llama(facts: Facts) -> None:
-    """Read Llama's own keys, and those of Mistral, which has the same architecture name and a window."""
+    """Read Llama's own keys, and those of Mistral, which has the same architecture name and a window, and of
+    Mixtral, which has experts.
+    """
     facts.config["attention_bias"] = facts.has("attn_q.bias")
-    if facts.read.given(WINDOW):
+    if facts.read.size("expert_count", 0, least=0):
+        facts.config["model_type"] = "mixtral"
+        facts.experts("num_local_experts")
+        if facts.read.given(WINDOW):
+            facts.window()
+    elif facts.read.given(WINDOW):
         facts.config["model_type"] = "mistral"
         facts.window()
     else:
@@ -160,16 +171,32 @@ def _granite(facts: Facts) -> None:
         facts.read.refuse("expert_shared_feed_forward_length", f"{inner:,}, as feed_forward_length is")
     for key in SSM:  # written for all of Granite 4, also where no layer is recurrent
         facts.read.given(f"ssm.{key}")
+    _multipliers(facts)
+    facts.config["attention_bias"] = facts.has("attn_q.bias")
+
+
+SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+
+
+def _multipliers(facts: Facts) -> None:
     scales = {
         "embedding_scale": "embedding_multiplier", "attention.scale": "attention_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
     }  # fmt: skip
     for key, name in scales.items():
         facts.config[name] = facts.read.number(key, None, *SCALE)
-    facts.config["attention_bias"] = facts.has("attn_q.bias")
+
+
+def _granitemoe(facts: Facts) -> None:
+    facts.experts("num_local_experts")
+    _granite(facts)
 
 
 SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+
+
+def _granite_hybrid(facts: Facts) -> None:
+    state_spaces.granite_hybrid(facts, _multipliers)
 
 
 def _gemma(facts: Facts, largest: int) -> None:
@@ -202,12 +229,16 @@ def _gemma3(facts: Facts) -> None:
         config["sliding_window_pattern"] = read.size(pattern, most=MAX_LAYERS)
 
 
+HYBRID = ("granitehybrid", "nemotron_h", "falcon-h1")
+"""Architectures with Mamba-2 layers."""
 ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "llama": _llama,
     "mistral3": families.mistral3,
     "qwen2": _plainly,
+    "qwen2moe": families.qwen_moe,
     "qwen2vl": families.seeing,
     "qwen3": _plainly,
+    "qwen3moe": families.qwen_moe,
     "qwen3vl": families.seeing,
     "gemma": _plainly,
     "gemma2": _gemma2,
@@ -215,8 +246,16 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "gemma4": families.gemma4,
     "phi3": _phi3,
     "granite": _granite,
+    "granitehybrid": _granite_hybrid,
+    "nemotron_h": state_spaces.nemotron_h,
+    "falcon-h1": state_spaces.falcon_h1,
+    "granitemoe": _granitemoe,
     "smollm3": _plainly,
     "olmo2": families.olmo2,
+    "olmoe": families.olmoe,
+    "lfm2": families.lfm2,
+    "lfm2moe": families.lfm2,
+    "gpt-oss": families.gpt_oss,
     "ernie4_5": _plainly,
     "exaone4": families.exaone4,
     "chatglm": families.glm,

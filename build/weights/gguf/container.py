@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,16 @@ import numpy as np
 from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint, write_files
 from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_header
-from nearfar.build.weights.gguf.names import FREQUENCIES, heads_of, is_one_more, pair_rows, tensor_name
+from nearfar.build.weights.gguf.names import (
+    FLAT,
+    FREQUENCIES,
+    expert_name,
+    heads_of,
+    in_transformers,
+    is_one_more,
+    pair_rows,
+    tensor_name,
+)
 from nearfar.build.weights.gguf.tokenizer import GgufTokenizer, read_tokenizer
 from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
@@ -57,12 +68,17 @@ class GgufCheckpoint(DirectoryCheckpoint):
         for name, tensor in tensors.items():
             if name in FREQUENCIES:
                 continue
-            ours = tensor_name(self._architecture, name)
-            if ours in named:
+            each = expert_name(self._architecture, name)
+            if each is not None and len(tensor.shape) > 1:
+                held = {each.format(expert): tensor.part(expert) for expert in range(tensor.shape[0])}
+            else:
+                ours = tensor_name(self._architecture, name)
+                held = {ours: _flat(tensor) if ours.endswith(FLAT) else _as_matrix(name, tensor)}
+            if both := named.keys() & held.keys():
                 raise CheckpointError(
-                    f"{file}: two tensors are {ours!r}, one of them {name!r}: convert it again"
+                    f"{file}: two tensors are {min(both)!r}, one of them {name!r}: convert it again"
                 )
-            named[ours] = tensor
+            named |= held
         return named
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
@@ -72,7 +88,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
             found = super().read(name, start, stop)
             if is_one_more(self._architecture, name):
                 return np.asarray(found.astype(np.float32) - np.float32(1), np.float32)
-            return found
+            return in_transformers(name, found)
         rows = self.tensors[name].shape[0]
         head = self.config["head_dim"]
         if rows != heads * head:
@@ -138,6 +154,14 @@ class GgufCheckpoint(DirectoryCheckpoint):
     def license_text(self) -> str | None:
         """The name of the licence: the file has no text of it."""
         return self._license if isinstance(self._license, str) and self._license else None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A tensor of floats as a vector."""
+    if tensor.type.dtype is None:
+        return tensor  # another shape than expected is reported
+    shape = (math.prod(tensor.shape),)
+    return replace(tensor, shape=shape, entry=replace(tensor.entry, shape=shape))
 
 
 def claims_gguf(path: Path) -> bool:
@@ -212,6 +236,16 @@ def _parts(path: Path) -> list[Header]:
         if not _is(part, "split.no", number) or not _is(part, "split.count", count):
             raise CheckpointError(f"{part.file}: is not part {number + 1} of {count}: download it again")
     return headers
+
+
+def _as_matrix(name: str, tensor: Tensor) -> Tensor:
+    """The tensor of a shared expert's gate as the matrix of one row that transformers has; others unchanged.
+    The converter leaves dimensions of 1 out.
+    """
+    if not name.endswith("ffn_gate_inp_shexp.weight") or len(tensor.shape) != 1:
+        return tensor
+    entry = replace(tensor.entry, shape=(1, *tensor.entry.shape))
+    return replace(tensor, shape=(1, *tensor.shape), entry=entry)
 
 
 def _is(part: Header, key: str, number: int) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from nearfar.build.weights.gguf.header import Tensor
 from nearfar.step.config import MAX_CONTEXT, MAX_LAYERS, ConfigReader
+from nearfar.step.experts import MAX_EXPERTS
 
 Config = dict[str, Any]
 WINDOW = "attention.sliding_window"
@@ -41,6 +42,19 @@ class Facts:
     def has(self, tensor: str, layer: int = 0) -> bool:
         """Whether a layer has a tensor."""
         return f"blk.{layer}.{tensor}" in self.tensors
+
+    def experts(self, key: str, inner: str = "") -> None:
+        """Read how many experts there are into the config's `key`, how many a token has, and their width
+        into `inner`; without that key their width is that of an MLP.
+        """
+        read, config = self.read, self.config
+        config[key] = read.size("expert_count", most=MAX_EXPERTS)
+        config["num_experts_per_tok"] = read.size("expert_used_count", most=config[key])
+        width = config["intermediate_size"]
+        if inner:
+            config[inner] = read.size("expert_feed_forward_length", width)
+        elif read.size("expert_feed_forward_length", width) != width:
+            read.refuse("expert_feed_forward_length", f"{width:,}, as feed_forward_length is")
 
     def window(self) -> None:
         """Read the window into the config; a required key."""

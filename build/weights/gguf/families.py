@@ -30,7 +30,7 @@ def mistral3(facts: Facts) -> None:
         return
     scaling = config.pop("rope_scaling", None)
     if scaling is None or scaling["rope_type"] != "yarn":
-        read.refuse("rope.scaling.type", "yarn, beside attention.temperature_scale")
+        read.refuse("rope.scaling.type", "yarn, together with attention.temperature_scale")
     config["model_type"], config["sliding_window"] = "ministral3", None
     config["rope_parameters"] = {
         **scaling,
@@ -98,6 +98,69 @@ def seeing(facts: Facts) -> None:
     facts.read.given("n_deepstack_layers")
 
 
+def olmoe(facts: Facts) -> None:
+    """OLMoE, whose weights of experts do not add up to 1."""
+    facts.experts("num_experts")
+    facts.config["norm_topk_prob"] = False
+
+
+def qwen_moe(facts: Facts) -> None:
+    """Qwen 1.5, 2 and 3 with experts. Files do not say whether the weights of experts add up to 1: those of
+    Qwen 3 do.
+    """
+    config = facts.config
+    qwen3 = config["model_type"] == "qwen3moe"
+    config["model_type"] = "qwen3_moe" if qwen3 else "qwen2_moe"
+    facts.experts("num_experts", "moe_intermediate_size")
+    config["norm_topk_prob"] = qwen3
+    layers = range(config["num_hidden_layers"])
+    config["mlp_only_layers"] = [i for i in layers if not facts.has("ffn_gate_exps.weight", i)]
+    if not qwen3:
+        config["qkv_bias"] = facts.has("attn_q.bias")
+        config["shared_expert_intermediate_size"] = facts.read.size(
+            "expert_shared_feed_forward_length", config["intermediate_size"]
+        )
+
+
+def gpt_oss(facts: Facts) -> None:
+    """gpt-oss, whose rotations are stretched between exact borders."""
+    facts.config["model_type"] = "gpt_oss"
+    facts.experts("num_local_experts")
+    facts.window()
+    facts.config["attention_bias"] = facts.has("attn_q.bias")
+    scaling = facts.config.get("rope_scaling")
+    facts.config["rope_scaling"] = {**scaling, "truncate": False} if scaling else {"rope_type": "default"}
+
+
+def lfm2_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of an LFM2 file with one number of heads of keys; `lfm2` reads that of each layer."""
+    heads = given.get("attention.head_count_kv")
+    if not isinstance(heads, list) or not heads or not all(type(count) is int for count in heads):
+        return dict(given)
+    return {**given, "attention.head_count_kv": max(heads), "attention.head_count_kv.each": heads}
+
+
+def lfm2(facts: Facts) -> None:
+    """LFM2, with experts or without: layers without heads of keys are convolutions."""
+    read, config = facts.read, facts.config
+    sparse = config["model_type"] == "lfm2moe"
+    config["model_type"] = "lfm2_moe" if sparse else "lfm2"
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    config["conv_L_cache"] = read.size("shortconv.l_cache", most=64)
+    config["conv_bias"] = False
+    read.given("attention.head_count_kv.each")
+    each = read.config.get("attention.head_count_kv.each", [1] * config["num_hidden_layers"])
+    config["layer_types"] = ["full_attention" if heads else "conv" for heads in each]
+    if not sparse:
+        config["block_auto_adjust_ff_dim"] = False
+        return
+    facts.experts("num_experts", "moe_intermediate_size")
+    config["num_dense_layers"] = read.size("leading_dense_block_count", 0, least=0)
+    config["use_expert_bias"] = any(name.endswith("exp_probs_b.bias") for name in facts.tensors)
+    if read.size("expert_gating_func", 2) != 2:
+        read.refuse("expert_gating_func", "2, a sigmoid")
+
+
 def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a Gemma 4 file with one size where it has one for each layer: that of layers with a window.
     `gemma4` reads the others under their own names.
@@ -133,7 +196,7 @@ def gemma4(facts: Facts) -> None:
     factors = facts.factors("rope_freqs.weight") or [1.0] * (whole // 2)
     turning = sum(factor < STILL for factor in factors)
     if factors[:turning] != [1.0] * turning or config.pop("rope_scaling", None) is None:
-        raise read.error("tensor 'rope_freqs.weight' is no row of ones before pairs that do not rotate")
+        raise read.error("tensor 'rope_freqs.weight' is not ones, then pairs that do not rotate")
     config["rope_parameters"] = {
         "sliding_attention": {
             "rope_type": "default",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
@@ -91,6 +91,12 @@ class Tensor:
     shape: tuple[int, ...]
     entry: Entry
 
+    def part(self, index: int) -> Tensor:
+        """One of the tensors that lie one after the other in this one, along its first dimension."""
+        held, size = self.entry, self.entry.bytes // self.shape[0]
+        entry = replace(held, shape=held.shape[1:], offset=held.offset + index * size, bytes=size)
+        return Tensor(self.type, self.shape[1:], entry)
+
 
 @dataclass(frozen=True)
 class Header:
@@ -130,7 +136,7 @@ class _Reader:
 
     def header(self) -> Header:
         if self._take(4, "its magic") != MAGIC:
-            self._refuse("does not begin with GGUF: it is no GGUF file")
+            self._refuse("does not begin with GGUF: it is not a GGUF file")
         version = self._number("<u4", "its version")
         if version & 0xFFFF == 0 and version:
             self._refuse("is big-endian, which is not read: convert it for little-endian machines")
@@ -256,7 +262,7 @@ class _Reader:
         try:
             return found.decode("utf-8")
         except UnicodeDecodeError as error:
-            self._refuse(f"{what} is no UTF-8 ({error}): {AGAIN}")
+            self._refuse(f"{what} is not UTF-8 ({error}): {AGAIN}")
 
     def _check_count(self, count: int, least: int, what: str) -> None:
         """Raise CheckpointError where `count` items of at least `least` bytes do not fit into the rest of the

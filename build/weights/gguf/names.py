@@ -13,7 +13,7 @@ TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "per_layer_proj_norm": "model.per_layer_projection_norm", "token_embd_norm": "model.embedding_norm",
 }  # fmt: skip
 LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -30,8 +30,36 @@ LAYER: Mapping[str, str] = {
     "ffn_down": "mlp.down_proj",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 BEFORE = {"ffn_norm": "pre_feedforward_layernorm"}
+
+
+def _mamba(at: str) -> dict[str, str]:
+    """The parts of Mamba-2 in the module `at`."""
+    parts = {"in": "in_proj", "conv1d": "conv1d", "dt": "dt_bias", "a": "A_log", "d": "D", "norm": "norm"}
+    return {f"ssm_{name}": f"{at}.{ours}" for name, ours in {**parts, "out": "out_proj"}.items()}
+
+
+LFM2: Mapping[str, str] = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 OWN: Mapping[str, Mapping[str, str]] = {
     "chatglm": {"ffn_up": "mlp.gate_up_proj"},
     "gemma2": BEFORE,
@@ -48,35 +76,100 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    "gpt-oss": {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
+    "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
     "hunyuan-dense": {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
     },
+    "granitehybrid": {
+        **_mamba("mamba"),
+        "ffn_gate": "shared_mlp.gate_proj",
+        "ffn_up": "shared_mlp.up_proj",
+        "ffn_down": "shared_mlp.output_linear",
+    },
+    "nemotron_h": {
+        **_mamba("mixer"),
+        "attn_norm": "norm",
+        **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+        "attn_output": "mixer.o_proj",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+    },
+    "falcon-h1": {
+        **_mamba("mamba"),
+        "ffn_norm": "pre_ff_layernorm",
+        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    },
+    "lfm2": LFM2,
+    "lfm2moe": LFM2,
+    "llama": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
 """Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that become settings of the config."""
-BARE = ("layer_scalar",)
+BARE = ("layer_scalar", "sinks", "expert_bias", "A_log", "D", "dt_bias")
 """Tensors that transformers names without `.weight`."""
-PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")
+FLAT = (".A_log", ".D", ".conv1d.weight", ".conv.conv.weight", ".mamba.norm.weight", ".mixer.norm.weight")
+"""Endings of names of vectors that GGUF stores with two dimensions."""
+TOPS: Mapping[str, Mapping[str, str]] = {
+    "nemotron_h": {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+    "falcon-h1": {"output_norm": "model.final_layernorm"},
+}
+"""Names outside of layers that differ in an architecture from those of TOP."""
+LAYERS: Mapping[str, str] = {"nemotron_h": "backbone.layers"}
+"""The module of layers, where it is not model.layers."""
+PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
+EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
+"""The names of tensors that hold the matrices, or the biases, of all experts of a layer."""
+EACH: Mapping[str, Mapping[str, str]] = {
+    "llama": {"": "block_sparse_moe.experts", "gate": "w1", "up": "w3", "down": "w2"},
+    "granitemoe": {"": "block_sparse_moe.experts"},
+    "lfm2moe": {"": "feed_forward.experts", "gate": "w1", "up": "w3", "down": "w2"},
+}
+"""Names of the experts and of their matrices that differ in an architecture from those of a Qwen."""
 ONE_MORE = ("gemma", "gemma2", "gemma3")
 """Architectures that store the weights of norms as 1 + w."""
 
 
 def tensor_name(architecture: str, name: str) -> str:
     """Transformers' name of a tensor; an unknown name is unchanged, and is later reported as extra."""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?", name)
     if found is None:
         return name
-    layer, part, kind = found.groups()
+    layer, part, kind = found.group(1), found.group(2), found.group(3) or "weight"
     if layer is None:
-        return f"{TOP[part]}.{kind}" if part in TOP else name
+        top = {**TOP, **TOPS.get(architecture, {})}.get(part)
+        return name if top is None else f"{top}.{kind}"
     found_in = {**LAYER, **OWN.get(architecture, {})}.get(part)
     if found_in is None:
         return name
-    return f"model.layers.{int(layer)}.{found_in}" + ("" if found_in in BARE else f".{kind}")
+    layers = LAYERS.get(architecture, "model.layers")
+    bare = found_in.rpartition(".")[2] in BARE
+    return f"{layers}.{int(layer)}.{found_in}" + ("" if bare else f".{kind}")
+
+
+def in_transformers(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values of a tensor of transformers' `name`: GGUF has −exp(A_log)."""
+    if not name.endswith(".A_log"):
+        return values
+    with np.errstate(divide="ignore", invalid="ignore"):  # a value that is not finite is reported later
+        return np.asarray(np.log(-values.astype(np.float32)), np.float32)
+
+
+def expert_name(architecture: str, name: str) -> str | None:
+    """Transformers' names of the tensors that a tensor of all experts of a layer holds, with {} for the
+    number of an expert; None for another tensor.
+    """
+    found = EXPERTS.fullmatch(name)
+    if found is None:
+        return None
+    layer, part, kind = found.groups()
+    own = EACH.get(architecture, {})
+    at = own.get("", "mlp.experts")
+    return f"model.layers.{int(layer)}.{at}.{{}}.{own.get(part, f'{part}_proj')}.{kind}"
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:

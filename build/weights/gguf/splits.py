@@ -62,6 +62,7 @@ SPLITS: Mapping[str, Split] = {
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
+    "falcon-h1": LLAMA3,
     "dbrx": Split(LLAMA3.patterns),
     "smaug-bpe": Split(LLAMA3.patterns),
     "chatglm-bpe": Split(LLAMA3.patterns),

@@ -131,7 +131,7 @@ def _vocabulary(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> Voc
     if len(tokens) > vocab_size:
         raise words.error(f"there are {len(tokens):,} tokens, but rows for {vocab_size:,} in the embedding")
     if kinds is not None and not (isinstance(kinds, np.ndarray) and kinds.dtype.kind in "iu"):
-        raise words.error(f"{PREFIX}token_type is no list of integers")
+        raise words.error(f"{PREFIX}token_type is not a list of integers")
     found = [NORMAL] * len(tokens) if kinds is None else [int(kind) for kind in kinds]
     if len(found) != len(tokens):
         raise words.error(f"{PREFIX}token_type has {len(found):,} entries for {len(tokens):,} tokens")
@@ -199,7 +199,7 @@ def _sentencepiece(words: Vocabulary, merged: bool) -> dict[str, Any]:
     """
     scores = words.metadata.get(f"{PREFIX}scores")
     if not merged and words.metadata.get(f"{PREFIX}merges") is not None:
-        raise words.error(f"{PREFIX}merges beside {PREFIX}model llama is not supported")
+        raise words.error(f"{PREFIX}merges together with {PREFIX}model llama is not supported")
     if not isinstance(scores, np.ndarray) or len(scores) != len(words.tokens):
         raise words.error(f"{PREFIX}scores is missing, or not a number for each token")
     texts = [
@@ -283,7 +283,7 @@ def _templates(words: Vocabulary) -> ChatTemplates:
     keys = {TEMPLATE: "tokenizer.chat_template", TOOL_TEMPLATE: "tokenizer.chat_template.tool_use"}
     found = {name: text for name, key in keys.items() if (text := words.metadata.get(key)) is not None}
     if wrong := [keys[name] for name, text in found.items() if not isinstance(text, str)]:
-        raise words.error(f"{wrong[0]} is no text")
+        raise words.error(f"{wrong[0]} is not a string")
     return find_templates({}, found)
 
 

@@ -4,7 +4,7 @@ Four bits: `X.weight` uint8 [n · k/2, 1], two codes a byte, the first in the hi
 order; `X.weight.quant_map` float32 [16], what a code stands for; `X.weight.absmax`, a factor for each block
 of consecutive weights. With a second quantization the factors are uint8: `nested_quant_map` [256] of it times
 `nested_absmax` of a block of factors, plus an offset. `X.weight.quant_state.bitsandbytes__nf4` (or fp4) is
-JSON as bytes: shape, block sizes, offset. The 16 values are no affine grid: the matrix is requantized.
+JSON as bytes: shape, block sizes, offset. The 16 values are not an affine grid: the matrix is requantized.
 
 Eight bits: `X.weight` int8 [n, k] and `X.SCB` float32 [n]: w = SCB / 127 · value.
 """
@@ -154,7 +154,7 @@ def _state(checkpoint: Checkpoint, name: str) -> State:
         offset = float(found.get("nested_offset", 0.0))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"tensor {name!r} is no JSON with shape and blocksize ({error}): download the checkpoint again"
+            f"tensor {name!r} is not JSON with shape and blocksize ({error}): download the checkpoint again"
         ) from error
     if not math.isfinite(offset):
         raise CheckpointError(f"tensor {name!r}: nested_offset is {offset}: download the checkpoint again")
@@ -163,5 +163,5 @@ def _state(checkpoint: Checkpoint, name: str) -> State:
 
 def _natural(value: object) -> int:
     if type(value) is not int or not 0 < value < 2**31:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value

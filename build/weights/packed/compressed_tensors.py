@@ -196,8 +196,8 @@ class CompressedTensors(AffineFormat):
         indices = self.checkpoint.read(name).astype(np.int64)
         if indices.size and not 0 <= indices.min() <= indices.max() < groups:
             raise CheckpointError(
-                f"tensor {name!r} has groups from {indices.min()} to {indices.max()}, where there are "
-                f"{groups}: the checkpoint is damaged, download it again"
+                f"tensor {name!r} has groups from {indices.min()} to {indices.max()}, but has "
+                f"{groups} groups: the checkpoint is damaged, download it again"
             )
         return indices
 
@@ -218,8 +218,8 @@ def _group_of(base: str, groups: tuple[Group, ...]) -> Group:
         if kind in group.targets:
             return group
     raise CheckpointError(
-        f"config.json: {base} is quantized, and no group of quantization_config names it: the config is not "
-        "that of the weights, download both again"
+        f"config.json: {base} is quantized, and no group of quantization_config names it: the config "
+        "does not belong to the weights, download both again"
     )
 
 

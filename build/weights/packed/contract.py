@@ -1,7 +1,7 @@
 """The interface of quantized checkpoints: each format is one file.
 
 A format gives two readings of a matrix's rows: `carry`, the checkpoint's own integers in our affine layout,
-and `weights`, dequantized floats, which are then quantized anew. The manifest says for each matrix which one
+and `weights`, dequantized floats, which are then quantized again. The manifest says for each matrix which one
 a build took, in the words of nearfar.format.manifest.CARRIED.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nearfar.build.weights.quantize import F32, Scheme
-from nearfar.format.scales import PAIRS, Scales
+from nearfar.format.scales import PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.codes import BITS
 from nearfar.kernels.quantized import GROUPS, Held, QuantTensor
 
@@ -131,13 +131,14 @@ def finer(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
 
 
 def joint(schemes: Iterable[Scheme]) -> Scheme:
-    """The scheme that holds the codes of all these schemes exactly: the one that they share, or float16 pairs
-    with the most bits and the smallest group.
+    """The scheme that holds the codes of all these schemes exactly: the one that they share, or one with the
+    most bits and the smallest group, in float16 scales if all have these, otherwise in float16 pairs.
     """
     found = list(schemes)
     if len(set(found)) == 1:
         return found[0]
-    return Scheme(max(scheme.bits for scheme in found), min(scheme.group_size for scheme in found))
+    scales = SYMMETRIC if all(scheme.scales == SYMMETRIC for scheme in found) else PAIRS
+    return Scheme(max(scheme.bits for scheme in found), min(scheme.group_size for scheme in found), scales)
 
 
 def most_common(schemes: Iterable[Scheme | None]) -> Scheme | None:

@@ -82,7 +82,7 @@ class Gptq(AffineFormat):
         indices = self.checkpoint.read(name).astype(np.int64)
         if bad := np.flatnonzero((indices < 0) | (indices >= groups))[:1].tolist():
             raise CheckpointError(
-                f"tensor {name!r} gives input {bad[0]} group {indices[bad[0]]}, where there are {groups}: "
+                f"tensor {name!r} gives input {bad[0]} group {indices[bad[0]]}, but has {groups} groups: "
                 "the checkpoint is damaged, download it again"
             )
         return indices

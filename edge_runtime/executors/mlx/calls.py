@@ -50,11 +50,27 @@ class Run(Protocol):
         """Attention of queries [..., L, heads, head_dim], as [..., L, heads·head_dim]; sinks [heads]."""
         ...
 
+    def before(self, cache: int, taps: int, x: mx.array) -> mx.array:
+        """Store x [..., L, width] of all rows, and return it for the last `taps` positions of each row,
+        [..., L, taps, width]; 0 before position 0.
+        """
+        ...
+
+    def recur(self, cache: int, parts: Arrays, rule: Rule) -> mx.array:
+        """Apply a rule to the rows of parts [heads, L, …] in the order of positions, and keep its states.
+        Returns [heads, L, width].
+        """
+        ...
+
     def choose(self, arrays: Arrays) -> list[mx.array]:
         """Select the rows whose logits are needed. From here on the step has only these rows."""
         ...
 
 
+Rule = Callable[[mx.array, Arrays], tuple[mx.array, mx.array]]
+"""A recurrence over rows of several sequences: takes the states before them [heads, B, depth, head_dim] and
+parts of the rows [heads, B, T, …], returns results [heads, B, T, width] and the states behind the rows.
+"""
 Made = list[mx.array]
 """The arrays that a step has made so far, in the order of the calls."""
 Call = Callable[[Made, Run], Arrays]

@@ -21,13 +21,13 @@ from nearfar.edge_runtime.executors.mlx.paged import PagedRun
 from nearfar.edge_runtime.executors.mlx.paged_cache import Layout, PagedCache, fused
 from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
-from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, lay_out
+from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, View, lay_out
 from nearfar.edge_runtime.executors.mlx.weights import LoadedWeights
 from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.errors import ArtifactError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
-from nearfar.step.ops import Attend
+from nearfar.step.ops import Attend, Conv, Op, caches_of
 
 CLEAR_AFTER = 256
 """Rows after which MLX's buffer cache is cleared: each length leaves some buffers of a new size."""
@@ -70,7 +70,7 @@ class MlxExecutor:
         self._rows_since_clear = 0
         dtype = mx.float16 if self.precision == "f16" else mx.float32
         ops = manifest.step.operations
-        self._views = _views(manifest, [op for op in ops if isinstance(op, Attend)], kv_bits)
+        self._views = _views(manifest, ops, kv_bits)
         layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
         with mx.stream(self._stream), guard("loading the model", lambda: manifest.weights.bytes):
             files = [shard.file for shard in manifest.weights.shards]
@@ -172,9 +172,9 @@ class MlxExecutor:
         host, taken = self._host, live if chosen is None else live[chosen]
         positions, slots = host["positions"][taken], host["slots"][taken]
         out = []
-        for group, (windows, exact) in enumerate(self._views):
-            rows = lay_out(positions, slots, host[page_table(group)], self._page_size, windows, exact)
-            self._cache.hold(group, rows.last_cell)
+        for group, view in enumerate(self._views):
+            rows = lay_out(positions, slots, host[page_table(group)], self._page_size, view)
+            self._cache.hold(group, rows.last_page)
             out.append(rows)
         return out
 
@@ -213,14 +213,16 @@ class MlxExecutor:
             return np.array(copy)
 
 
-def _views(
-    manifest: Manifest, attends: list[Attend], bits: int | None
-) -> list[tuple[list[int | None], bool]]:
-    """For each group: the windows of its attention operations, and whether masks must be booleans."""
+def _views(manifest: Manifest, ops: Sequence[Op], bits: int | None) -> list[View]:
+    """How the operations of each group of caches look at positions."""
     out = []
-    for group in range(len(manifest.groups)):
-        own = [op for op in attends if manifest.caches[op.cache].group == group]
-        out.append((list(dict.fromkeys(op.window for op in own)), not all(fused(op, bits) for op in own)))
+    for group, record in enumerate(manifest.groups):
+        own = [op for op in ops if any(manifest.caches[cache].group == group for cache in caches_of(op))]
+        attends = [op for op in own if isinstance(op, Attend)]
+        windows = tuple(dict.fromkeys(op.window for op in attends))
+        exact = not all(fused(op, bits) for op in attends)
+        taps = tuple({op.taps for op in own if isinstance(op, Conv)})
+        out.append(View(windows, exact, taps, record.stride))
     return out
 
 

@@ -15,7 +15,7 @@ from nearfar.edge_runtime.executors.mlx.calls import Made, Run, whole
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.operations import OPERATIONS
 from nearfar.edge_runtime.executors.mlx.reading import Product, Reading, Weights
-from nearfar.step.ops import Attend, Logits, Op, RopeAppend, reads
+from nearfar.step.ops import Attend, Logits, Op, RopeAppend, caches_of, reads
 from nearfar.step.shapes import CacheShape
 
 
@@ -34,8 +34,7 @@ class Interpreter:
         if any(turned & set(reads(op)) for op in ops if not isinstance(op, Attend)):
             raise ValueError("what rope_append makes can be read by attend only")
         reading = Reading(caches, weights, arithmetic)
-        appends = [at for at, op in enumerate(ops, 1) if isinstance(op, RopeAppend) and op.append]
-        past = max(appends, default=0)
+        past = max((at for at, op in enumerate(ops, 1) if _keeps(op)), default=0)
         _add_all(reading, ops[:past])
         read = dict.fromkeys(name for op in ops[past:] for name in reads(op) if name in reading.values)
         self._live = [part.at for name in read for part in reading.values[name]]
@@ -71,6 +70,13 @@ class Interpreter:
             return hidden.astype(mx.float32)
         out, softcap = whole(self._head(hidden)).astype(mx.float32), self._softcap
         return out if softcap is None else mx.tanh(out / softcap) * softcap
+
+
+def _keeps(op: Op) -> bool:
+    """Whether an operation changes a cache, so that it needs all rows of a step."""
+    if isinstance(op, Attend):
+        return False
+    return op.append if isinstance(op, RopeAppend) else bool(caches_of(op))
 
 
 def _add_all(reading: Reading, ops: Sequence[Op]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from nearfar.edge_runtime.executors.mlx.calls import HEADS, Arrays, Made, Part, Run, Value, whole
+from nearfar.edge_runtime.executors.mlx.delta import Gated, gated_delta
 from nearfar.edge_runtime.executors.mlx.reading import Reading
 from nearfar.edge_runtime.executors.mlx.stacks import Pairs
 from nearfar.step import ops
@@ -30,6 +31,8 @@ def embed(r: Reading, op: ops.Embed) -> Value:
 def norm(r: Reading, op: ops.Norm) -> Value:
     weight, eps, groups = whole(r.weights.vector(op.weight, mx.float32)), op.eps, op.groups
     x = (r.wide(r.whole(op.x)),)
+    if op.each:
+        return r.calls.each(x, lambda x, run: _by_groups(x, groups, None, eps) * weight)
     if groups == 1:
         return r.calls.each(x, lambda x, run: mx.fast.rms_norm(x, weight, eps))
     return r.calls.each(x, lambda x, run: _by_groups(x, groups, weight, eps))
@@ -66,6 +69,34 @@ def attend(r: Reading, op: ops.Attend) -> Value:
     return r.calls.add(lambda made, run: (run.attend(op, made[at], sinks),), width)
 
 
+def conv(r: Reading, op: ops.Conv) -> Value:
+    width, cache, taps = r.caches[op.cache].head_dim, op.cache, op.taps
+    weight = mx.unflatten(whole(r.weights.vector(op.weight, mx.float32)), 0, (width, taps)).swapaxes(0, 1)
+    bias = None if op.bias is None else whole(r.weights.vector(op.bias, mx.float32))
+    act = None if op.activation is None else r.do.act(op.activation)
+    at = r.wide(r.whole(op.x)).at
+
+    def conv(made: Made, run: Run) -> Arrays:
+        out = mx.sum(run.before(cache, taps, made[at]) * weight, axis=-2)
+        out = out if bias is None else out + bias
+        return (out if act is None else act(out),)
+
+    return r.calls.add(conv, width)
+
+
+def delta(r: Reading, op: ops.Delta) -> Value:
+    state = r.caches[op.state]
+    rule = Gated(op.key_heads, state.kv_heads, state.depth, op.eps)
+    a_log, dt_bias = (whole(r.weights.vector(name, mx.float32)) for name in (op.a_log, op.dt_bias))
+    x, gates = (r.wide(r.whole(name)).at for name in (op.x, op.gates))
+
+    def delta(made: Made, run: Run) -> Arrays:
+        out = run.recur(op.state, rule.parts(made[x], made[gates], a_log, dt_bias), gated_delta)
+        return (mx.flatten(out.swapaxes(0, 1), -2, -1),)
+
+    return r.calls.add(delta, state.kv_heads * state.head_dim)
+
+
 def glu(r: Reading, op: ops.Glu) -> Value:
     x = r.values[op.x]
     half = sum(part.width for part in x) // 2
@@ -87,7 +118,8 @@ def mul(r: Reading, op: ops.Mul) -> Value:
 
 
 def scale(r: Reading, op: ops.Scale) -> Value:
-    times, factor = r.do.mul(), whole(r.weights.vector(op.weight, mx.float32))
+    weight = 1.0 if op.weight is None else whole(r.weights.vector(op.weight, mx.float32))
+    times, factor = r.do.mul(), mx.array(op.factor * weight, mx.float32)
     return r.calls.each((r.whole(op.x),), lambda x, run: times(x, factor))
 
 
@@ -98,7 +130,9 @@ def columns(r: Reading, op: ops.Columns) -> Value:
 def route(r: Reading, op: ops.Route) -> Value:
     """Return the numbers of the experts [..., L, top], and their weights, float32."""
     at = r.wide(r.whole(op.x)).at
-    bias = None if op.bias is None else whole(r.weights.vector(op.bias, mx.float32))
+    bias, factors = (
+        None if name is None else whole(r.weights.vector(name, mx.float32)) for name in (op.bias, op.factors)
+    )
 
     def route(made: Made, run: Run) -> Arrays:
         x = made[at]
@@ -108,7 +142,8 @@ def route(r: Reading, op: ops.Route) -> Value:
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if op.normalize is not None:
             weights = weights / (mx.sum(weights, axis=-1, keepdims=True) + op.normalize)
-        return chosen, weights * op.scale
+        weights = weights * op.scale
+        return chosen, weights if factors is None else weights * factors[chosen]
 
     return r.calls.add(route, op.top, op.top)
 
@@ -156,6 +191,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Linear: linear,
     ops.RopeAppend: rope_append,
     ops.Attend: attend,
+    ops.Conv: conv,
+    ops.Delta: delta,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,
@@ -167,10 +204,7 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Logits: logits,
     ops.Embedding: embedding,
 }
-REFUSED: Mapping[type[ops.Op], str] = {
-    ops.Conv: "keeps keys and values only: no short convolution",
-    ops.Delta: "keeps keys and values only: no recurrent state",
-}
+REFUSED: Mapping[type[ops.Op], str] = {ops.Ssm: "has no state space"}
 """Operations without a function; a build refuses models that have them."""
 
 
@@ -220,6 +254,6 @@ def _grown(beta: float, original: float) -> Callable[[mx.array, Run], mx.array]:
     return grown
 
 
-def _by_groups(x: mx.array, groups: int, weight: mx.array, eps: float) -> mx.array:
+def _by_groups(x: mx.array, groups: int, weight: mx.array | None, eps: float) -> mx.array:
     """RMS norm of each of `groups` equal parts of x [..., width]."""
     return mx.flatten(mx.fast.rms_norm(mx.unflatten(x, -1, (groups, -1)), weight, eps), -2, -1)

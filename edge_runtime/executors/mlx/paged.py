@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from nearfar.edge_runtime.executors.mlx.calls import Arrays
+from nearfar.edge_runtime.executors.mlx.calls import Arrays, Rule
 from nearfar.edge_runtime.executors.mlx.paged_cache import PagedCache
 from nearfar.edge_runtime.executors.mlx.rope import Rope, Turn
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
@@ -52,7 +52,28 @@ class PagedRun:
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
         """See Run."""
         cells = self._rows[self._cache.group(cache)].cells
-        self._cache.append(cache, keys.swapaxes(0, 1), values.swapaxes(0, 1), cells)
+        self._cache.append(cache, (keys.swapaxes(0, 1), values.swapaxes(0, 1)), cells)
+
+    def before(self, cache: int, taps: int, x: mx.array) -> mx.array:
+        """See Run."""
+        rows = self._rows[self._cache.group(cache)]
+        self._cache.append(cache, (x[None],), rows.cells)
+        found, there = self._cache.taken(cache, rows.taps[taps].cells), rows.taps[taps].there
+        return found if there is None else mx.where(there, found, mx.array(0.0))
+
+    def recur(self, cache: int, parts: Arrays, rule: Rule) -> mx.array:
+        """See Run."""
+        found, turns = [], self._rows[self._cache.group(cache)].turns
+        for turn in turns:
+            state = self._cache.states(cache, turn.before)
+            out, after = rule(state, [turn.take(part) for part in parts])
+            self._cache.keep(cache, turn.pages, after)
+            found.append(mx.flatten(out, 1, 2))
+        order = np.concatenate([turn.rows.ravel() for turn in turns])
+        whole = found[0] if len(found) == 1 else mx.concatenate(found, axis=1)
+        if bool((np.diff(order) == 1).all()):
+            return whole
+        return whole[:, mx.array(np.argsort(order).astype(np.int32))]
 
     def attend(self, op: Attend, queries: mx.array, sinks: mx.array | None) -> mx.array:
         """See Run."""

@@ -1,4 +1,6 @@
-"""The paged cache on MLX arrays: keys and values of each layer, as floats or quantized."""
+"""The paged cache on MLX arrays: keys and values of each layer, as floats or quantized, and what layers keep
+besides, in float32.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from nearfar.edge_runtime.artifact.budget import kv_group
 from nearfar.edge_runtime.executors.base import Array
 from nearfar.edge_runtime.executors.mlx import attention
 from nearfar.edge_runtime.executors.mlx.rows import Reach
+from nearfar.edge_runtime.executors.mlx.tensors import Parts, Tensor
+from nearfar.format.buffers import of_cache
 from nearfar.step.ops import Attend
-
-Parts = list[mx.array]
-"""[values], or [codes, scales, biases] of a quantized cache; each [kv_heads, cells, width]."""
+from nearfar.step.shapes import Parts as Kept
 
 FIRST_PAGES = 64
 """The pages of a new cache: MLX has no memory that is free until its first use."""
@@ -40,6 +42,16 @@ class Shape(Protocol):
         """The group of the cache: caches of a group share pages."""
         ...
 
+    @property
+    def parts(self) -> Kept:
+        """What the cache keeps."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Rows of a head's state."""
+        ...
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -53,14 +65,19 @@ class Layout:
     dtype: mx.Dtype
     bits: int | None = None
 
-    def quantum(self, cache: int) -> int:
-        """The number of values that share a scale in a quantized cache; 0 if it has floats."""
-        return kv_group(self.caches[cache].head_dim, self.bits) if self.bits else 0
+    def tensors(self, cache: int) -> tuple[Tensor, ...]:
+        """The tensors of a cache, without pages. A page of a state is its `depth` rows."""
+        shape = self.caches[cache]
+        dtype, bits = (self.dtype, self.bits) if shape.parts == "kv" else (mx.float32, None)
+        quantum, size = kv_group(shape.head_dim, bits) if bits else 0, shape.depth or self.page_size
+        return tuple(
+            Tensor(name, shape.group, shape.kv_heads, size, shape.head_dim, dtype, bits, quantum)
+            for name in of_cache(cache, shape.parts)
+        )
 
 
 class PagedCache:
-    """Keys and values in pages: a page is page_size cells in every array of its group. The engine assigns
-    pages.
+    """What layers keep, in pages: a page is some cells in every array of its group. The engine assigns pages.
 
     Arrays are replaced, never changed: an append makes a new array in the memory of the old one, if nothing
     else refers to the old one and no work in flight reads it. The executor makes sure of the latter (see
@@ -69,16 +86,15 @@ class PagedCache:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._quanta = [layout.quantum(index) for index in range(len(layout.caches))]
         self._pages = [0] * len(layout.pages)
-        self._arrays: list[Parts] = [[] for _ in range(2 * len(layout.caches))]
+        self._tensors = [layout.tensors(cache) for cache in range(len(layout.caches))]
         for group, pages in enumerate(layout.pages):
             self._grow(group, min(FIRST_PAGES, pages))
 
     @property
     def arrays(self) -> list[mx.array]:
         """All arrays, with the work queued so far included."""
-        return [part for parts in self._arrays for part in parts]
+        return [part for tensors in self._tensors for tensor in tensors for part in tensor.parts]
 
     @property
     def nbytes(self) -> int:
@@ -92,24 +108,43 @@ class PagedCache:
         """Values of one head of a cache."""
         return self.layout.caches[cache].head_dim
 
-    def hold(self, group: int, cell: int) -> None:
-        """Make room for a cell. The arrays at least double, so that growing copies each cell
+    def hold(self, group: int, page: int) -> None:
+        """Make room for a page. The arrays at least double, so that growing copies each page
         once on average.
         """
-        page = cell // self.layout.page_size
         if page >= self._pages[group]:
             self._grow(group, min(self.layout.pages[group], max(page + 1, 2 * self._pages[group])))
 
-    def append(self, cache: int, keys: mx.array, values: mx.array, cells: slice | mx.array) -> None:
-        """Store keys and values [kv_heads, rows, head_dim] of a layer in `cells`."""
-        for index, rows in ((2 * cache, keys), (2 * cache + 1, values)):
-            for part, new in zip(self._arrays[index], self._encode(cache, rows), strict=True):
-                part[:, cells] = new  # the assignment replaces the array, also in the list
+    def append(self, cache: int, parts: Sequence[mx.array], cells: slice | mx.array) -> None:
+        """Store rows of each tensor of a cache, [heads, rows, width], in `cells`."""
+        for tensor, rows in zip(self._tensors[cache], parts, strict=True):
+            tensor.append(rows, cells)
+
+    def taken(self, cache: int, cells: mx.array) -> mx.array:
+        """The cells [rows, taps] of a cache of one tensor: [rows, taps, width]."""
+        (tensor,) = self._tensors[cache]
+        return tensor.parts[0][0][cells]
+
+    def states(self, cache: int, pages: Sequence[int]) -> mx.array:
+        """The states in pages, [heads, len(pages), depth, head_dim]; −1 is a state of 0."""
+        (tensor,) = self._tensors[cache]
+        if all(page < 0 for page in pages):
+            return mx.zeros((tensor.heads, len(pages), tensor.size, tensor.width))
+        there = [page >= 0 for page in pages]
+        cells = tensor.cells([max(page, 0) for page in pages])
+        found = mx.unflatten(tensor.parts[0][:, cells], 1, (len(pages), tensor.size))
+        return found if all(there) else mx.where(mx.array(there)[:, None, None], found, mx.array(0.0))
+
+    def keep(self, cache: int, pages: Sequence[int], states: mx.array) -> None:
+        """Store states as `states` returns them."""
+        (tensor,) = self._tensors[cache]
+        tensor.append(mx.flatten(states, 1, 2), tensor.cells(pages))
 
     def attend(self, op: Attend, queries: mx.array, reach: Reach, sinks: mx.array | None) -> mx.array:
         """Attention of rows with the same reach: queries [heads, rows, head_dim] in, [rows, width] out."""
-        index, size = 2 * op.cache, self.layout.page_size
-        keys, values = ([_view(part, reach, size) for part in self._arrays[index + i]] for i in (0, 1))
+        keys, values = (
+            [_view(part, reach, tensor.size) for part in tensor.parts] for tensor in self._tensors[op.cache]
+        )
         if fused(op, self.layout.bits):
             out = mx.fast.scaled_dot_product_attention(
                 queries[None], keys[0][None], values[0][None], scale=op.scale, mask=reach.mask, sinks=sinks
@@ -119,76 +154,42 @@ class PagedCache:
         return mx.flatten(out.swapaxes(0, 1), -2, -1)
 
     def read(self, group: int, pages: Sequence[int]) -> dict[str, mx.array]:
-        """Whole pages by Executor.read_pages' names: [pages, kv_heads, page_size, width], not
+        """Whole pages by Executor.read_pages' names: [pages, heads, cells of a page, width], not
         evaluated yet.
         """
-        cells, size = self._cells(group, pages), self.layout.page_size
+        self.hold(group, max(pages))
         return {
-            name: part[:, cells].reshape(part.shape[0], len(pages), size, part.shape[2]).swapaxes(0, 1)
-            for name, part in self._named(group)
+            name: mx.unflatten(part[:, tensor.cells(pages)], 1, (len(pages), tensor.size)).swapaxes(0, 1)
+            for tensor in self._of(group)
+            for name, part in tensor.named()
         }
 
     def write(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """Overwrite whole pages with arrays as `read` returns them."""
-        cells = self._cells(group, pages)
-        for name, part in self._named(group):
-            data = mx.array(content[name]).swapaxes(0, 1)
-            part[:, cells] = data.reshape(part.shape[0], -1, part.shape[2])
+        self.hold(group, max(pages))
+        for tensor in self._of(group):
+            cells = tensor.cells(pages)
+            for name, part in tensor.named():
+                part[:, cells] = mx.flatten(mx.array(content[name]).swapaxes(0, 1), 1, 2)
 
     def shapes(self, group: int, pages: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """The shape and dtype of each array that `read` returns for `pages` pages."""
-        size = self.layout.page_size
         kinds: dict[Any, np.dtype[Any]] = {
             mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32"),
         }  # fmt: skip
         return {
-            name: ((pages, p.shape[0], size, p.shape[2]), kinds[p.dtype]) for name, p in self._named(group)
+            name: ((pages, part.shape[0], tensor.size, part.shape[2]), kinds[part.dtype])
+            for tensor in self._of(group)
+            for name, part in tensor.named()
         }
 
-    def _named(self, group: int) -> list[tuple[str, mx.array]]:
-        endings = [""] if self.layout.bits is None else [".codes", ".scales", ".biases"]
-        return [
-            (f"kv.{cache}.{kind}{ending}", part)
-            for cache, shape in enumerate(self.layout.caches)
-            for kind, parts in zip("kv", self._arrays[2 * cache : 2 * cache + 2], strict=True)
-            for ending, part in zip(endings, parts, strict=True)
-            if shape.group == group
-        ]
-
-    def _cells(self, group: int, pages: Sequence[int]) -> slice | mx.array:
-        """The cells of whole pages, as a slice if they are contiguous: several times as fast as a gather."""
-        size, index = self.layout.page_size, np.asarray(pages, np.int32)
-        self.hold(group, (int(index.max()) + 1) * size - 1)
-        if (np.diff(index) == 1).all():
-            return slice(int(index[0]) * size, (int(index[-1]) + 1) * size)
-        return mx.array((index[:, None] * size + np.arange(size, dtype=np.int32)).ravel())
+    def _of(self, group: int) -> list[Tensor]:
+        return [tensor for tensors in self._tensors for tensor in tensors if tensor.group == group]
 
     def _grow(self, group: int, pages: int) -> None:
-        cells = (pages - self._pages[group]) * self.layout.page_size
-        for cache, shape in enumerate(self.layout.caches):
-            if shape.group != group:
-                continue
-            for index in (2 * cache, 2 * cache + 1):
-                old, self._arrays[index] = self._arrays[index], []
-                more = self._encode(
-                    cache, mx.zeros((shape.kv_heads, cells, shape.head_dim), self.layout.dtype)
-                )
-                parts = (
-                    [mx.concatenate(list(both), axis=1) for both in zip(old, more, strict=True)]
-                    if old
-                    else more
-                )
-                mx.eval(
-                    parts
-                )  # the arrays grow one by one, so that only one old array exists beside its larger copy
-                del old
-                self._arrays[index] = parts
+        for tensor in self._of(group):
+            tensor.grow(pages - self._pages[group])
         self._pages[group] = pages
-
-    def _encode(self, cache: int, rows: mx.array) -> Parts:
-        if self.layout.bits is None:
-            return [rows.astype(self.layout.dtype)]
-        return list(mx.quantize(rows, group_size=self._quanta[cache], bits=self.layout.bits))
 
     def _attend_plainly(
         self,
@@ -214,7 +215,7 @@ class PagedCache:
         if self.layout.bits is None:
             return x @ (parts[0].swapaxes(-1, -2) if transpose else parts[0])
         codes, scales, biases = parts
-        group, bits = self._quanta[cache], self.layout.bits
+        group, bits = self._tensors[cache][0].quantum, self.layout.bits
         return mx.quantized_matmul(x, codes, scales, biases, transpose=transpose, group_size=group, bits=bits)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.executors.mlx.turns import Turn, turns
 from nearfar.format.sizes import pages_for
 
 Array = npt.NDArray[Any]
@@ -49,6 +49,30 @@ class Span:
 
 
 @dataclass(frozen=True)
+class View:
+    """How the layers of a group of caches look at positions.
+
+    `windows`: of attention; `exact`: make every mask an array of booleans (there is no causal kernel for
+    quantized caches). `taps`: of convolutions. `stride`: positions of a column of states; None: no states.
+    """
+
+    windows: tuple[int | None, ...] = ()
+    exact: bool = False
+    taps: tuple[int, ...] = ()
+    stride: int | None = None
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The cells that each row's convolution reads, int32 [rows, taps], and which of them are at position 0
+    or later; None: all.
+    """
+
+    cells: mx.array
+    there: mx.array | None
+
+
+@dataclass(frozen=True)
 class Rows:
     """The live rows of a step. A cell is a token's place in the cache: page · page_size + offset."""
 
@@ -58,38 +82,49 @@ class Rows:
     cells: slice | mx.array
     """The cells of the rows' keys and values: a slice, or an index for each row."""
     spans: tuple[Span, ...]
-    last_cell: int
+    taps: dict[int, Taps]
+    """The cells of convolutions, by their number of taps."""
+    turns: tuple[Turn, ...]
+    """The rows in the order in which a group of states takes them."""
+    last_page: int
 
     def __len__(self) -> int:
         return len(self.live)
 
 
-def lay_out(
-    positions: Array,
-    slots: Array,
-    page_table: Array,
-    page_size: int,
-    windows: Sequence[int | None],
-    exact: bool,
-) -> Rows:
-    """Lay out a step from its `positions` [M], `slots` [M] and a `page_table`; −1 marks a padding row.
-
-    `exact`: make every mask an array of booleans (there is no causal kernel for quantized caches).
-    """
+def lay_out(positions: Array, slots: Array, page_table: Array, page_size: int, view: View) -> Rows:
+    """Lay out a step from its `positions` [M], `slots` [M] and a `page_table`; −1 marks a padding row."""
     live = np.flatnonzero(positions >= 0)
     at, slot = positions[live].astype(np.int64), slots[live].astype(np.int64)
-    cells = page_table[slot, at // page_size].astype(np.int64) * page_size + at % page_size
+    column = page_table[slot, at // (view.stride or page_size)].astype(np.int64)
+    if view.stride is not None:
+        order = turns(at, slot, page_table, view.stride)
+        return Rows(live, at, slice(0, 0), (), {}, order, int(column.max()))
+    cells = column * page_size + at % page_size
     breaks = np.flatnonzero((np.diff(at) != 1) | (np.diff(slot) != 0)) + 1
     edges = [0, *breaks.tolist(), len(live)]
     spans = []
     for row, end in itertools.pairwise(edges):
         start, count = int(at[row]), end - row
         pages = page_table[slot[row], : pages_for(start + count, page_size)]
-        reach = {window: _reach(start, count, pages, page_size, window, exact) for window in windows}
+        reach = {
+            window: _reach(start, count, pages, page_size, window, view.exact) for window in view.windows
+        }
         spans.append(Span(row, count, start, reach))
     together = len(cells) == 1 or bool((np.diff(cells) == 1).all())
     where = slice(int(cells[0]), int(cells[-1]) + 1) if together else mx.array(cells.astype(np.int32))
-    return Rows(live, at, where, tuple(spans), int(cells.max()))
+    taps = {count: _taps(at, slot, page_table, page_size, count) for count in view.taps}
+    return Rows(live, at, where, tuple(spans), taps, (), int(column.max()))
+
+
+def _taps(at: Array, slot: Array, page_table: Array, size: int, taps: int) -> Taps:
+    positions = at[:, None] - np.arange(taps - 1, -1, -1)
+    there, first = positions >= 0, np.maximum(positions, 0)
+    cells = page_table[slot[:, None], first // size].astype(np.int64) * size + first % size
+    every = bool(there.all())
+    return Taps(
+        mx.array(np.where(there, cells, 0).astype(np.int32)), None if every else mx.array(there[..., None])
+    )
 
 
 def _reach(start: int, count: int, pages: Array, size: int, window: int | None, exact: bool) -> Reach:

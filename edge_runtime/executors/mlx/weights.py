@@ -159,7 +159,12 @@ class LoadedWeights:
                     joined.arrays
                 )  # the matrices are joined one by one, so that at most one exists both joined and apart
             else:
-                stacked = mx.concatenate([parts["weight"].astype(mx.float32) for parts in made])
+                stacked = mx.concatenate(
+                    [
+                        piece.scale * parts["weight"].astype(mx.float32)
+                        for piece, parts in zip(param.pieces, made, strict=True)
+                    ]
+                )
                 self._vectors[param.name] = param.offset + param.scale * stacked
                 mx.eval(self._vectors[param.name])
             del made

@@ -112,7 +112,7 @@ def timed(requires: Requires) -> Requires:
     """Add the feature by which passes record times; DeviceError if the adapter lacks it."""
     if TIMESTAMPS not in features():
         raise DeviceError(
-            f"{_name(adapter())} lacks {TIMESTAMPS}, so it cannot tell what a launch takes. Measure on "
+            f"{_name(adapter())} lacks {TIMESTAMPS}, so it cannot measure the time of a launch. Measure on "
             "another device (nearfar devices lists them)"
         )
     return replace(requires, features=(*requires.features, TIMESTAMPS))

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request
 from pydantic import ValidationError
 
+from nearfar.edge_runtime.openai.responses.asking import present
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http import convert
@@ -76,18 +77,3 @@ def asked_vectors(service: Service, request: Request, body: EmbeddingRequest) ->
     tenant = tenant_of(request)
     named = body.model_copy(update={"model": service.named(body.model, tenant)})
     return replace(embedding(named), tenant=tenant, priority=max(0, tenant.priority))
-
-
-def present(**fields: Any) -> Record:
-    """Return the fields that have a value: clients' nulls stand for what is not given."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def with_one_system(messages: list[Record]) -> list[Record]:
-    """Merge the first instructions into one message: chat templates take one system message, at the start."""
-    spoken = (at for at, m in enumerate(messages) if m["role"] not in ("system", "developer"))
-    count = next(spoken, len(messages))
-    if count < 2 or not all(isinstance(message["content"], str) for message in messages[:count]):
-        return messages
-    text = "\n\n".join(message["content"] for message in messages[:count])
-    return [{"role": "system", "content": text}, *messages[count:]]

@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from nearfar.edge_runtime.openai.label_odds import Odds, label_odds
+from nearfar.edge_runtime.openai.responses.asking import ITEMS, messages_of, with_one_system
+from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Question, Scores
-from nearfar.fallback_server.http.apis.asking import Record, known_of, with_one_system
-from nearfar.fallback_server.http.apis.responses import ITEMS, Item, messages_of
+from nearfar.fallback_server.http.apis.asking import Record, known_of
+from nearfar.fallback_server.http.apis.responses import Item, ReferenceItem, items_of
 from nearfar.fallback_server.http.fields import MAX_PARTS, SILENT, Strict, Text, few, many, one_of
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SilentFields, TemplateVariables
 from nearfar.format.requests import MAX_LABEL_CHARS, MAX_LABELS
@@ -188,8 +190,10 @@ def questions_of(body: DecisionRequest, before: Seq[Message]) -> list[Question]:
 
 
 def input_messages(body: DecisionRequest) -> list[Record]:
-    """Return the input as messages of a chat completion."""
-    return with_one_system(messages_of(body.input))
+    """Return the input as messages of a chat completion. Raises RequestError for an item by reference."""
+    if not isinstance(body.input, str) and any(isinstance(item, ReferenceItem) for item in body.input):
+        raise RequestError("decisions refer to no stored items: send the items themselves", "input")
+    return with_one_system(messages_of(items_of(body.input)))
 
 
 def _asked(before: Seq[Message], question: str) -> tuple[Message, ...]:

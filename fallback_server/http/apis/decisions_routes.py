@@ -38,6 +38,7 @@ def add(api: APIRouter, service: Service) -> None:
     async def scores(body: ScoreBody, request: Request) -> Response:
         """Return the probabilities of labels after a query and each item."""
         wanted = asked(service, request, body.model, score.questions_of(body))
+        wanted = replace(wanted, template=score.template_of(body) or wanted.template)
         return await Call(service, request, wanted).score(
             lambda found: score.scored(body, wanted.model, found)
         )

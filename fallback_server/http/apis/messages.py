@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nearfar.fallback_server.http.apis.asking import Record, known_of, present, with_one_system
+from nearfar.edge_runtime.openai.responses.asking import present, with_one_system
+from nearfar.fallback_server.http.apis.asking import Record, known_of
 from nearfar.fallback_server.http.fields import (
     HINT,
     MAX_PARTS,

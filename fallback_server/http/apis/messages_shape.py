@@ -109,7 +109,7 @@ class MessageShape:
         return "content_block_delta", {"index": len(self._blocks) - 1, "delta": delta}
 
     def _closed(self) -> Iterator[tuple[str, Record]]:
-        """Close the open block. Arguments that were cut off become {} where they are no JSON."""
+        """Close the open block. Arguments that were cut off become {} where they are not JSON."""
         if not self._open:
             return
         self._open = False

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nearfar.fallback_server.http.apis.asking import Record, with_one_system
+from nearfar.edge_runtime.openai.responses.asking import with_one_system
+from nearfar.fallback_server.http.apis.asking import Record
 from nearfar.fallback_server.http.fields import (
     HINT,
     SILENT,

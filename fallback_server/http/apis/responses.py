@@ -1,17 +1,16 @@
-"""OpenAI's Responses API: its requests, and their form as chat completions.
+"""OpenAI's Responses API: its requests, checked.
 
-Items become messages: a model's reasoning and calls become part of the message of their answer. Tools of a
-namespace become functions whose name joins both names. Types of tools and items that this server cannot run
-or read are skipped.
+Types of tools and items that this server cannot run or read are skipped.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from nearfar.fallback_server.http.apis.asking import Record, known_of, present, skip, with_one_system
+from nearfar.edge_runtime.openai.responses.asking import ITEMS, LOGPROBS
+from nearfar.fallback_server.http.apis.asking import Record, known_of, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
     MAX_PARTS,
@@ -35,16 +34,6 @@ from nearfar.fallback_server.http.schemas import (
 from nearfar.format.requests import MAX_TOOLS
 from nearfar.format.sizes import TOP_LOGPROBS
 
-ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-LOGPROBS = "message.output_text.logprobs"
-"""The one value of `include` that this server supports."""
-SHARED = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "chat_template_kwargs",
-)  # fmt: skip
-"""Fields with the same name in a chat completion."""
-
 
 class InputPart(Strict):
     """A part of an item's content: text, or images and files for upstreams that read them."""
@@ -61,29 +50,8 @@ class InputPart(Strict):
     filename: Annotated[Any, PASSED] = None
     input_audio: Annotated[Any, PASSED] = None
 
-    @property
-    def chat(self) -> Record:
-        """The part in a chat completion's form, whose own checks reject other kinds."""
-        if self.type in TEXTS:
-            return {"type": "text", "text": self.text}
-        if self.type == "refusal":
-            return {"type": "refusal", "refusal": self.refusal}
-        if self.type == "input_image" and isinstance(self.image_url, str):
-            return {"type": "image_url", "image_url": {"url": self.image_url}}
-        return {"type": self.type}
-
 
 Parts = Annotated[list[InputPart], many(MAX_PARTS), few(MAX_PARTS)]
-
-
-def _content(given: str | list[InputPart]) -> str | list[Record]:
-    """Convert parts to the content of a chat message: one string where there is text alone."""
-    if isinstance(given, str):
-        return given
-    parts = [part.chat for part in given]
-    if all(part["type"] == "text" and isinstance(part["text"], str) for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
 
 
 class MessageItem(Strict):
@@ -134,15 +102,11 @@ class ReasoningItem(Strict):
 
 
 class ReferenceItem(Strict):
-    """A reference to an item of an earlier response by its id; always rejected."""
+    """A reference by its id to an item of a stored response."""
 
     place = "input."
     type: Literal["item_reference"]
-    id: str
-
-    @model_validator(mode="after")
-    def _refused(self) -> ReferenceItem:
-        raise ValueError("items are not kept one by one: send the item itself, or previous_response_id")
+    id: Annotated[str, Field(max_length=128)]
 
 
 def _kind(item: Any) -> str | None:
@@ -165,11 +129,6 @@ class FunctionTool(FunctionSpec):
 
     place = "tools."
     type: Literal["function"]
-
-    def chat(self, namespace: str = "") -> Record:
-        """Return the tool as a chat completion has it."""
-        fields = present(description=self.description, parameters=self.parameters, strict=self.strict)
-        return {"type": "function", "function": {"name": joined(namespace, self.name), **fields}}
 
 
 class NamespaceTool(Strict):
@@ -217,14 +176,6 @@ class TextFormat(Strict):
     schema_: JsonObject | None = Field(None, alias="schema")
     description: Annotated[str | None, SILENT] = None
     strict: bool | None = None
-
-    @property
-    def chat(self) -> Record:
-        """The format in a chat completion's form."""
-        if self.type != "json_schema":
-            return {"type": self.type}
-        fields = present(schema=self.schema_, description=self.description, strict=self.strict)
-        return {"type": "json_schema", "json_schema": {"name": self.name or "answer", **fields}}
 
 
 class TextOptions(Strict):
@@ -299,89 +250,13 @@ class ResponseRequest(SamplingFields, SilentFields):
         return given
 
     @property
-    def functions(self) -> dict[str, tuple[str | None, str]]:
-        """The namespace and the name of each function, by the joined name that the model sees."""
-        found: dict[str, tuple[str | None, str]] = {}
-        for tool in self.tools or ():
-            if isinstance(tool, FunctionTool):
-                found[tool.name] = (None, tool.name)
-            else:
-                found |= {joined(tool.name, each.name): (tool.name, each.name) for each in tool.tools}
-        return found
+    def given(self) -> Record:
+        """The request as JSON, without fields that are not given."""
+        return self.model_dump(exclude_none=True, by_alias=True)
 
 
-def joined(namespace: str | None, name: str) -> str:
-    """Return the name under which a model sees a function of a namespace."""
-    if not namespace:
-        return name
-    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
-
-
-def chat_of(body: ResponseRequest, before: list[Record]) -> Record:
-    """Return the request as the fields of a chat completion. `before`: the messages of the earlier
-    responses.
-    """
-    messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    messages += [*before, *messages_of(body.input)]
-    tools, choice = _tools(body)
-    logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
-    text, reasoning = body.text or TextOptions(), body.reasoning or Reasoning()
-    return {
-        **{name: getattr(body, name) for name in SHARED},
-        "messages": with_one_system(messages),
-        "max_completion_tokens": body.max_output_tokens,
-        "tools": tools or None,
-        "tool_choice": choice,
-        "response_format": text.format.chat if text.format is not None else None,
-        "verbosity": text.verbosity,
-        "reasoning_effort": reasoning.effort,
-        "logprobs": logprobs or None,
-        "top_logprobs": body.top_logprobs,
-    }
-
-
-def messages_of(given: str | list[Any] | None) -> list[Record]:
-    """Convert items to messages of a chat."""
+def items_of(given: str | list[Any] | None) -> str | list[Record] | None:
+    """Return checked items as JSON, without fields that are not given."""
     if given is None or isinstance(given, str):
-        return [{"role": "user", "content": given}] if given else []
-    made: list[Record] = []
-    thoughts = ""
-    for item in given:
-        match item:
-            case ReasoningItem():
-                parts = item.content or item.summary or ()
-                thoughts += "".join(part.text or "" for part in parts)
-                continue
-            case ResultItem():
-                made.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
-                continue
-            case CallItem():
-                function = {"name": joined(item.namespace, item.name), "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                if not made or made[-1]["role"] != "assistant" or thoughts:
-                    made.append({"role": "assistant", "content": None})
-                made[-1].setdefault("tool_calls", []).append(call)
-            case MessageItem():
-                made.append({"role": item.role, "content": _content(item.content)})
-        if thoughts and made[-1]["role"] == "assistant":
-            made[-1]["reasoning_content"] = thoughts
-        thoughts = ""
-    return made
-
-
-def _tools(body: ResponseRequest) -> tuple[list[Record], Any]:
-    """Return the tools and the tool choice in a chat completion's form."""
-    tools = list[Record]()
-    for tool in body.tools or ():
-        if isinstance(tool, FunctionTool):
-            tools.append(tool.chat())
-        else:
-            tools += [each.chat(tool.name) for each in tool.tools]
-    match body.tool_choice:
-        case NamedFunction() as named:
-            return tools, {"type": "function", "function": {"name": joined(named.namespace, named.name)}}
-        case AllowedTools() as allowed:
-            names = {joined(each.namespace, each.name) for each in allowed.tools}
-            return [tool for tool in tools if tool["function"]["name"] in names], allowed.mode
-        case choice:  # chats accept "none" and "auto" without tools, and so do responses
-            return tools, choice if tools or choice == "required" else None
+        return given
+    return [item.model_dump(exclude_none=True) for item in given]

@@ -172,7 +172,7 @@ def _main(version: bool = typer.Option(False, "--version", help="Show the versio
 
 def app() -> None:
     """Entry point. Errors meant for the user are printed as one message, with exit code 1; Ctrl-C is 130; a
-    reader that closes stdout early is no error.
+    reader that closes stdout early is not an error.
     """
     try:
         prepare()

@@ -72,7 +72,7 @@ def build(
     requantize: Annotated[
         str | None,
         typer.Option(
-            help="Quantize a quantized checkpoint anew, instead of keeping its weights: q2, q3, q4, q5, q6, "
+            help="Quantize a quantized checkpoint again, instead of keeping its weights: q2, q3, q4, q5, q6, "
             "q8 or none. It costs accuracy."
         ),
     ] = DEFAULTS.requantize,

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from nearfar.build.options import Quality
-from nearfar.cli.models import building
+from nearfar.cli.models import Adapter, building
 from nearfar.cli.progress import bytes_bar, telling
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.edge_runtime.devices import AUTO
@@ -38,7 +38,7 @@ def pull(
     requantize: Annotated[
         str | None,
         typer.Option(
-            help="Quantize a quantized checkpoint anew, instead of keeping its codes: q2 to q8 or none.",
+            help="Quantize a quantized checkpoint again, instead of keeping its codes: q2 to q8 or none.",
             show_default=False,
         ),
     ] = None,
@@ -57,6 +57,7 @@ def pull(
             show_default=False,
         ),
     ] = None,
+    adapter: Adapter = None,
 ) -> None:
     """Get a model and build it into the store, where `nearfar run`, `chat`, `web` and `serve` find it by its
     name. What is there already is not built again; a download that was cut goes on where it ended.
@@ -64,7 +65,7 @@ def pull(
     console, store = Console(stderr=True), Store()
     named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]
     runners = [elsewhere(name) for name in dict.fromkeys(named)]
-    wanted = wanted_of(model, store, Asked(quant, quality, requantize))
+    wanted = wanted_of(model, store, Asked(quant, quality, requantize, adapter))
     for runner in runners or [for_device(AUTO)]:
         entry = made(store, wanted, runner, building(console), telling(console), bytes_bar)
     there = ", ".join(entry.targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 
 from nearfar.auto_models import auto_models
-from nearfar.cli.models import artifacts_of, named
+from nearfar.cli.models import Adapter, artifacts_of, named
 from nearfar.cli.progress import Shown
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
@@ -26,7 +27,7 @@ from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions, check_access
 from nearfar.fallback_server.serve import serve as run
-from nearfar.store.serving import served
+from nearfar.store.serving import preferred, served
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
@@ -39,8 +40,9 @@ Model = Annotated[
     typer.Argument(
         help="What `nearfar run` takes: an artifact, a checkpoint, a hub id, a name (nearfar list), the URL "
         "of an artifact's manifest.json; or the URLs of OpenAI-compatible servers. A checkpoint in "
-        "safetensors is served as it is, through PyTorch where it is installed; others are built into the "
-        "store where they are not there yet. With --engine artifact all are, and every URL is an artifact's.",
+        "safetensors is served as it is where there is a CUDA GPU, through vLLM or PyTorch; others are built "
+        "into the store where they are not there yet. With --engine artifact all are, and every URL is an "
+        "artifact's.",
         show_default=False,
         autocompletion=named,
     ),
@@ -54,8 +56,9 @@ def _option(panel: str, name: str, text: str, variable: str | None = None) -> ty
 
 def serve(
     model: Model,
+    adapter: Adapter = None,
     engine: Annotated[
-        str, _option("Engine", "--engine", "The engine: auto, torch, artifact or upstream.")
+        str, _option("Engine", "--engine", "The engine: auto, torch, artifact, vllm or upstream.")
     ] = DEFAULTS.engine,
     name: Annotated[
         list[str] | None, _option("Engine", "--name", "A name of the model for clients; may be repeated.")
@@ -191,7 +194,7 @@ def serve(
         _option(
             "Network",
             "--allowed-host",
-            "A host name for clients, beside this machine's own names; may be repeated; '*': any name.",
+            "A host name for clients, besides this machine's own; may be repeated; '*': any name.",
         ),
     ] = None,
     keep_alive: Annotated[
@@ -379,7 +382,12 @@ def serve(
     check_access(options)  # access options are also checked before anything is built or fetched
     if chosen not in ("auto", "upstream"):
         check_program(chosen, engines)
-    found = [served(model[0], chosen, lambda name: artifacts_of(name, device))] if len(model) == 1 else model
+    if adapter is not None and len(model) > 1:
+        raise RequestError("--adapter is merged into one model: give one, and a server of its own for others")
+    found = model
+    if len(model) == 1:
+        built = partial(artifacts_of, device=device, adapter=adapter)
+        found = [served(model[0], chosen, built, preferred(vllm_command), adapter)]
     run(tuple(found), options, shown)
 
 

@@ -118,7 +118,7 @@ def web(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name for browsers, beside this machine's own names; may be repeated; '*': any name.",
+            help="A host name for browsers, besides this machine's own; may be repeated; '*': any name.",
             show_default=False,
         ),
     ] = None,

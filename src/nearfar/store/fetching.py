@@ -137,7 +137,7 @@ def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
             return where, text
     for url, page in pages.items():  # some sites answer every URL with their front page
         raise StoreError(
-            f"{url} gives {page}, not the manifest of an artifact: check the address; it is that of a folder "
+            f"{url} gives {page}, not the manifest of an artifact: check the address; give that of a folder "
             "that nearfar build wrote"
         )
     raise StoreError(

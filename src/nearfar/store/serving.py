@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nearfar.build.adapters import adapter_at
-from nearfar.build.first_look import config_at
+from nearfar.build.first_look import config_at, first_look
 from nearfar.checkpoint_files import ADAPTER
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
-from nearfar.errors import StoreError
+from nearfar.errors import CheckpointError, StoreError
+from nearfar.fallback_server.engines.vllm import CARD, vllm_is_there
 from nearfar.hub import HUB_ID, check_there
 from nearfar.step.causal import not_causal
 from nearfar.step.kinds import check_writes_text, config_in, torch_refuses
@@ -22,20 +23,37 @@ from nearfar.store.entries import Store
 from nearfar.store.fetching import address_of, is_url
 from nearfar.store.naming import wanted_of
 
+Preferred = Literal["vllm", "torch", "artifact"]
+
 QUANTIZED = ("quantization", "quantization_config", "compression_config")
 """Keys of a config.json with quantized weights: of MLX, of transformers, of compressed-tensors' first
 versions. A build keeps the codes; transformers needs a library for each kind, and a GPU for most.
 """
 
 
-def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
+def served(
+    given: str,
+    engine: str,
+    artifacts: Callable[[str], Path],
+    prefers: Preferred = "artifact",
+    adapter: str | None = None,
+) -> str:
     """The path, hub id or URL that an engine opens. `artifacts` gives the folder of an artifact, which it
-    builds or downloads if necessary. Raises StoreError for an unknown name.
+    builds or downloads if necessary. `adapter`: the LoRA adapter that the build merges; no other engine than
+    that of artifacts opens a model with one. Raises StoreError for an unknown name.
 
     With `engine` auto, a model of the store is served as an artifact, and so are checkpoints that
     transformers does not read (GGUF, MLX, MLC, quantized weights), or that PyTorch does not compute here
-    (Gemma 2's attention). Any other checkpoint is served as it is, if PyTorch is installed.
+    (Gemma 2's attention). Any other checkpoint is for the engine that this machine `prefers`: it is served
+    as it is by vLLM, or by PyTorch if that is installed, or built. What cannot be built is for PyTorch.
     """
+    if adapter is not None and engine not in ("auto", "artifact"):
+        raise StoreError(
+            f"--adapter {adapter} is merged by a build, and --engine {engine} opens {given} as it is: leave "
+            "--engine out"
+        )
+    if adapter is not None:
+        return str(artifacts(given))
     if engine in ("upstream", "vllm"):  # vLLM itself says what it cannot read
         return given
     if engine == "torch":
@@ -48,15 +66,46 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     path = Path(given).expanduser()
     if path.exists():
         if not holds_artifacts(path):
-            if not _for_transformers(path):
+            as_it_is = _by_vllm(path) if prefers == "vllm" else _for_transformers(path)
+            if not as_it_is or (prefers == "artifact" and _builds(given)):
                 return str(artifacts(given))
             _writes_text(str(path))
         return str(path)
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    by_torch = as_it_is and _repository(given) and _torch_is_there() and _torch_runs(given)
-    return given if by_torch else str(artifacts(given))
+    as_it_is = as_it_is and _repository(given)
+    if as_it_is and prefers == "vllm":
+        _writes_text(given)
+        return given
+    by_torch = as_it_is and _torch_is_there() and _torch_runs(given)
+    return str(artifacts(given)) if not by_torch or (prefers == "artifact" and _builds(given)) else given
+
+
+def preferred(command: str) -> Preferred:
+    """The engine that suits this machine best: vLLM (`command` is its program) or PyTorch where there is a
+    GPU with CUDA, an artifact elsewhere.
+    """
+    if not CARD.exists():
+        return "artifact"
+    return "vllm" if vllm_is_there(command) else "torch"
+
+
+def _builds(given: str) -> bool:
+    """Whether a checkpoint can be built here, as far as its small files say."""
+    if find_spec("tvm") is None:
+        return False
+    try:
+        first_look(given)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _by_vllm(path: Path) -> bool:
+    """Whether a path is a checkpoint that vLLM reads, quantized or not; MLX's codes are not for it."""
+    config = config_in(path)
+    return config is not None and any(path.glob("*.safetensors")) and "quantization" not in config
 
 
 def _writes_text(source: str) -> Mapping[str, Any]:

@@ -33,6 +33,12 @@ def sigmoid(x: Expr) -> Expr:
     return T.Bind(tirx.Select(size > v.isplat(0x7F800000), x, found))
 
 
+def softplus(x: Expr) -> Expr:
+    """log(1 + eˣ) = max(x, 0) + log(1 + e^−|x|)."""
+    x = v.keep(x)
+    return T.Bind(tirx.max(x, v.splat(0.0)) + v.log1p(v.exp(v.splat(0.0) - tirx.abs(x))))
+
+
 def gelu_tanh(x: Expr) -> Expr:
     """0.5·x·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³); and 0.5·(1 + tanh u) is σ(2u)."""
     x = v.keep(x)

@@ -7,12 +7,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.format.sizes import MAX_STEP
-from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.contract import Staged
 from nearfar.kernels.jobs import Conv
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import ACTIVATIONS
 from nearfar.targets.cpu.kernels.extents import opened
+from nearfar.targets.cpu.kernels.pages import launch
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -21,17 +21,12 @@ Expr = Any
 def conv(job: Conv, unit: Unit) -> Staged:
     """The launch of a Conv job."""
     job = opened(job)
-    known: dict[str, tuple[tuple[Any, ...], str]] = {
-        "x": ((job.m, job.width), "float32"), "weight": ((job.width * job.taps,), "float32"),
-        "bias": ((job.width,), "float32"), "out": job.out,
-        "cache": ((tirx.Var("pages", "int32"), 1, job.page_size, job.width), "float32"),
-        "positions": ((MAX_STEP,), "int32"), "slots": ((MAX_STEP,), "int32"),
-        "page_table": ((job.slots, job.pages_per_slot), "int32"),
+    known = {
+        "x": (job.m, job.width), "weight": (job.width * job.taps,), "bias": (job.width,),
+        "cache": (tirx.Var("pages", "int32"), 1, job.page_size, job.width),
     }  # fmt: skip
-    names = (*job.inputs(), "out")
 
-    def body(*buffers: Expr) -> None:
-        buf = dict(zip(names, buffers, strict=True))
+    def body(buf: dict[str, Expr]) -> None:
         whole, rest = divmod(job.width, v.LANES)
         with v.parallel(whole + bool(rest)) as block:
             first = T.Bind(block * v.LANES)
@@ -44,7 +39,7 @@ def conv(job: Conv, unit: Unit) -> Staged:
                     with T.Else():
                         _columns(job, buf, first, rest)
 
-    return Staged((Stage(v.prim_func("conv", [(name, *known[name]) for name in names], body), names),))
+    return launch("conv", job, known, body)
 
 
 def _columns(job: Conv, buf: dict[str, Expr], first: Expr, count: int) -> None:

@@ -200,7 +200,7 @@ def _largest(buf: Expr, r: Expr, first: Expr, count: int) -> tuple[Expr, Expr]:
         at = T.Bind(first + i * v.LANES)
         best.offer(v.lanes(buf, [r, at]), at)
     if count % v.LANES:
-        raise AssertionError(f"{count} values are no whole vectors")
+        raise AssertionError(f"{count} values do not fill whole vectors")
     return best.result()
 
 

@@ -19,7 +19,7 @@ Expr = Any
 def norm(job: Norm, unit: Unit) -> Staged:
     """The launch of a Norm job."""
     job, width = opened(job), job.k // job.groups
-    shapes = {"weight": (width,)}
+    shapes = {"weight": (job.k if job.each else width,)}
     args = [(name, shapes.get(name, (job.m, job.k)), "float32") for name in (*job.inputs(), "out")]
 
     def body(*buffers: Expr) -> None:
@@ -31,7 +31,8 @@ def norm(job: Norm, unit: Unit) -> Staged:
             def some(i: Expr, count: int) -> None:
                 value = T.Bind(v.some(buf["x"], [m, first + i], count) * v.splat(scale))
                 if job.weight:
-                    value = T.Bind(value * v.some(buf["weight"], [i], count))
+                    at = first + i if job.each else i
+                    value = T.Bind(value * v.some(buf["weight"], [at], count))
                 if job.residual:
                     value = T.Bind(value + v.some(buf["residual"], [m, first + i], count))
                 v.put_some(buf["out"], [m, first + i], value, count)

@@ -9,10 +9,10 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.errors import BuildError
 from nearfar.format.kv import rows_of
-from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.jobs import Attend, RopeAppend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import by_hand
+from nearfar.targets.cpu.kernels.pages import places
 from nearfar.targets.cpu.kernels.quantized_kv import Layout
 from nearfar.targets.cpu.units import Unit
 
@@ -43,9 +43,8 @@ def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
     dtype, cache = rows_of((pages, job.kv_heads, job.page_size, job.head_dim), job.kv_dtype)
     known: dict[str, tuple[tuple[Any, ...], str]] = {
         "q": (job.q_shape, job.dtype), "k_cache": (cache, dtype), "v_cache": (cache, dtype),
-        "positions": ((MAX_STEP,), "int32"), "slots": ((MAX_STEP,), "int32"),
-        "page_table": ((job.slots, job.pages_per_slot), "int32"),
         "rope": ((context, job.head_dim), "float32"), "sinks": ((job.heads,), "float32"), "out": job.out,
+        **places(job),
     }  # fmt: skip
     if isinstance(job, RopeAppend):
         of_all = (job.heads, job.kv_heads) if job.norm_all else (1, 1)

@@ -94,12 +94,12 @@ def _into(job: RopeAppend, unit: Unit, buf: dict[str, Expr], page: Expr, offset:
         v.put1(row, [i], value)
 
     def gather_k(head: Expr, i: Expr, value: Expr) -> None:
-        gather(head, i, value - buf["k_rounding"][head * job.head_dim + i] if job.rounds else value)
+        gather(head, i, value - buf["k_rounding"][head * job.head_dim + i] if job.rounds_keys else value)
 
     def end_k(head: Expr) -> None:
         codes, pairs = buf["keys"]
         weights = None
-        if job.rounds:
+        if job.rounds_keys:
             first = (job.kv_heads + head) * job.head_dim
             weights = lambda at: v.lanes(buf["k_rounding"], [first + at])  # noqa: E731
         put_row(

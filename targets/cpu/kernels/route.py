@@ -23,7 +23,7 @@ def route(job: Route, unit: Unit) -> Staged:
     job = opened(job)
     shapes: dict[str, tuple[tuple[Any, ...], str]] = {
         "x": ((job.m, job.experts), "float32"), "positions": ((MAX_STEP,), "int32"),
-        "bias": ((job.experts,), "float32"), "out": job.out,
+        "bias": ((job.experts,), "float32"), "factors": ((job.experts,), "float32"), "out": job.out,
     }  # fmt: skip
     args = [(name, *shapes[name]) for name in (*job.inputs(), "out")]
 
@@ -85,7 +85,8 @@ def _choose(job: Route, buf: dict[str, Expr], m: Expr, scores: Expr) -> None:
             v.put1(key, [0], keys[e])
         v.put1(keys, [best[0]], v.f32(LOWEST))
         v.put1(out, [m, j], tirx.Cast("float32", best[0]))
-        v.put1(out, [m, j + job.top], scores[best[0]])
+        weight = scores[best[0]]
+        v.put1(out, [m, j + job.top], weight * buf["factors"][best[0]] if job.factors else weight)
         v.put1(total, [0], total[0] + scores[best[0]])
     factor = (
         T.Bind(v.f32(job.scale) / (total[0] + v.f32(job.normalize))) if job.normalize is not None else None

@@ -18,13 +18,15 @@ from nearfar.kernels.contract import SCRATCH, Stage, Staged
 from nearfar.kernels.jobs import Experts
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.activations import activated, sigmoid_product
-from nearfar.targets.gpu.kernels.common import ceil_div, high_half, low_half, select
+from nearfar.targets.gpu.kernels.common import ceil_div, select
 from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     dense_element,
     place_factor,
     placed_code,
+    scale_and_bias,
     scale_shape,
+    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -76,11 +78,39 @@ class Column:
         lost = T.float32(top_code_offset(self.matrix.bits))
         return code + T.Select(e == self.units.inputs - 1, lost, T.float32(0))
 
+    def scaled(self, word, column, products, inputs):
+        """The sum of a group, from its sum of codes times inputs and its sum of inputs."""
+        scale, bias = scale_and_bias(self.matrix, word, column)
+        return scale * products + bias * inputs
+
     def input(self, x, row, at):
         """Input `at` of a row, zero beyond the last."""
         if not self.ragged:
             return x[row, at]
         return T.Select(at < self.matrix.k, x[row, T.min(at, self.matrix.k - 1)], T.float32(0))
+
+    def add(self, acc, which, part, word, at, x, row, w0, w1) -> None:
+        """Add the product of a row of x and the column at[2] to acc[which] (statements).
+
+        Registers: `part` has a group's sum of products, its sum of inputs, and an input; `word` a unit's
+        words; at[3] the unit.
+        """
+        units, column = self.units, at[2]
+        with T.serial(self.groups) as g:
+            for i in range(2):
+                T.buffer_store(part, T.float32(0), [i])
+            with T.serial(self.steps) as j:
+                T.buffer_store(at, g * self.steps + j, [3])
+                with T.unroll(units.words) as v:
+                    T.buffer_store(word, units.load(w0, at[3], v, column), [v])
+                with T.unroll(units.inputs) as e:
+                    T.buffer_store(part, self.input(x, row, at[3] * units.inputs + e), [2])
+                    T.buffer_store(part, part[0] + self.value(word, e) * part[2], [0])
+                    T.buffer_store(part, part[1] + part[2], [1])
+            if self.matrix.quantized:
+                pair = T.Bind(scale_word(self.matrix, w1, g, column))
+                T.buffer_store(part, self.scaled(pair, column, part[0], part[1]), [0])
+            T.buffer_store(acc, acc[which] + part[0], [which])
 
 
 def experts(job: Experts) -> Staged:
@@ -102,7 +132,7 @@ def _hidden(job: Experts, words):
     """Hidden value `column` of a pair."""
     m, top, k, inner = job.m, job.top, job.k, job.inner
     column = Column.of(job.gate_up)
-    units, quantized = column.units, job.gate_up.quantized
+    units = column.units
     codes_shape, dtype, scales_shape = column.shapes
     names = ["x", "route", *["w0", "w1"][: len(words)], *["bias"] * job.gate_up_bias, "out"]
 
@@ -142,21 +172,7 @@ def _hidden(job: Experts, words):
                             for half in T.serial(2):
                                 acc[half] = T.float32(0)
                                 at[2] = (at[1] * 2 + half) * inner + at[0]
-                                for g in T.serial(column.groups):
-                                    part[0] = T.float32(0)
-                                    part[1] = T.float32(0)
-                                    for j in T.serial(column.steps):
-                                        at[3] = g * column.steps + j
-                                        for v in T.unroll(units.words):
-                                            word[v] = units.load(w0, at[3], v, at[2])
-                                        for e in T.unroll(units.inputs):
-                                            part[2] = column.input(x, by // top, at[3] * units.inputs + e)
-                                            part[0] = part[0] + column.value(word, e) * part[2]
-                                            part[1] = part[1] + part[2]
-                                    if quantized:
-                                        sb: T.let = w1[g, at[2]]
-                                        part[0] = low_half(sb) * part[0] + high_half(sb) * part[1]
-                                    acc[half] = acc[half] + part[0]
+                                column.add(acc, half, part, word, at, x, by // top, w0, w1)
                                 if job.gate_up_bias:
                                     acc[half] = acc[half] + bias[at[2]]
                             acc[0] = bounded(acc[0], False)
@@ -170,7 +186,7 @@ def _sums(job: Experts, words):
     """Column `column` of a row: the sum over its experts, in their order."""
     m, top, inner, n = job.m, job.top, job.inner, job.n
     column = Column.of(job.down)
-    units, quantized = column.units, job.down.quantized
+    units = column.units
     codes_shape, dtype, scales_shape = column.shapes
     names = ["x", "route", *["w0", "w1"][: len(words)], *["bias"] * job.down_bias, "out"]
 
@@ -198,21 +214,7 @@ def _sums(job: Experts, words):
                             if at[1] >= 0:
                                 acc[1] = T.float32(0)
                                 at[2] = at[1] * n + at[0]
-                                for g in T.serial(column.groups):
-                                    part[0] = T.float32(0)
-                                    part[1] = T.float32(0)
-                                    for j in T.serial(column.steps):
-                                        at[3] = g * column.steps + j
-                                        for v in T.unroll(units.words):
-                                            word[v] = units.load(w0, at[3], v, at[2])
-                                        for e in T.unroll(units.inputs):
-                                            part[2] = column.input(x, by * top + i, at[3] * units.inputs + e)
-                                            part[0] = part[0] + column.value(word, e) * part[2]
-                                            part[1] = part[1] + part[2]
-                                    if quantized:
-                                        sb: T.let = w1[g, at[2]]
-                                        part[0] = low_half(sb) * part[0] + high_half(sb) * part[1]
-                                    acc[1] = acc[1] + part[0]
+                                column.add(acc, 1, part, word, at, x, by * top + i, w0, w1)
                                 if job.down_bias:
                                     acc[1] = acc[1] + bias[at[2]]
                                 acc[0] = acc[0] + acc[1] * route[by, i + top]

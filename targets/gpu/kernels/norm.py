@@ -22,17 +22,18 @@ def norm(job: Norm) -> Staged:
     m, k, width = job.m, job.k, job.k // job.groups
     threads = threads_for(width)
     turns, ragged = ceil_div(width, threads), width % threads != 0
+    weights = k if job.each else width
     names = [*job.inputs(), "out"]
 
     def normed(value, rstd, weight, residual, row, start, at):
         value = value * rstd
-        value = value * weight[at] if job.weight else value
+        value = value * weight[start + at if job.each else at] if job.weight else value
         return value + residual[row, start + at] if job.residual else value
 
     @prim_func
     def kernel(
         x: T.Buffer((m, k), "float32"),
-        weight: T.Buffer((width,), "float32"),
+        weight: T.Buffer((weights,), "float32"),
         residual: T.Buffer((m, k), "float32"),
         out: T.Buffer((m, k), "float32"),
     ):

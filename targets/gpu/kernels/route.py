@@ -34,11 +34,16 @@ def route(job: Route) -> Staged:
     def key(value, bias, e):
         return value + bias[e] if job.bias else value
 
+    def weight(value, factors, e):
+        value = value * T.float32(job.scale)
+        return value * factors[e] if job.factors else value
+
     @prim_func
     def kernel(
         x: T.Buffer((m, experts), "float32"),
         positions: T.Buffer((MAX_STEP,), "int32"),
         bias: T.Buffer((experts,), "float32"),
+        factors: T.Buffer((experts,), "float32"),
         out: T.Buffer((m, 2 * top), "float32"),
     ):
         for bx in T.thread_binding(ceil_div(m, THREADS), thread="blockIdx.x"):
@@ -77,7 +82,7 @@ def route(job: Route) -> Staged:
                                     found[5] = found[3]
                                     at[1] = e
                             out[at[0], j] = T.Cast("float32", at[1])
-                            out[at[0], j + top] = found[4] * T.float32(job.scale)
+                            out[at[0], j + top] = weight(found[4], factors, at[1])
                             found[6] = found[5]
                             at[2] = at[1]
                             found[7] = found[7] + found[4]

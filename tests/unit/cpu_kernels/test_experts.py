@@ -13,7 +13,8 @@ from tests.support.gpu_jobs import experts
 
 ROUTES = [
     Route(1, 4, 2), Route(4, 64, 8, normalize=0.0), Route(16, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
-    Route(64, 128, 1), Route(4, 6, 6, bias=True), Route(1, 16, 4, normalize=0.0, scale=0.5),
+    Route(64, 128, 1, factors=True), Route(4, 6, 6, bias=True),
+    Route(1, 16, 4, normalize=0.0, scale=0.5), Route(4, 19, 3, normalize=0.0, scale=0.5, factors=True),
 ]  # fmt: skip
 
 

@@ -22,7 +22,8 @@ NORM = [
     *(Norm(m, k, 1e-5, residual=residual)
       for m in (1, 4, 64) for k in (64, 172, 13) for residual in (False, True)),
     Norm(4, 96, 1e-6, weight=False), Norm(4, 60, 1e-6, weight=False, residual=True),
-    Norm(1, 96, 1e-6, groups=4), Norm(16, 60, 1e-6, groups=5, residual=True), Norm(4, 64, 0.5),
+    Norm(1, 96, 1e-6, groups=4), Norm(4, 60, 1e-6, groups=3, each=True), Norm(4, 64, 0.5),
+    Norm(16, 60, 1e-6, groups=5, residual=True),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Convolutions and the delta rule of the CPU target against NumPy."""
+"""Convolutions, the delta rule and state spaces of the CPU target against NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.kernels.jobs import Conv, Delta
+from nearfar.kernels.jobs import Conv, Delta, Ssm
 from tests.support.cpu_jobs import CpuJobs
 from tests.support.job_reference import reference, state_inputs
 
@@ -24,7 +24,14 @@ DELTAS = [
         (1, 4, 2, 16, 32), (4, 3, 3, 12, 20), (16, 2, 1, 8, 160), (64, 4, 2, 16, 32), (64, 2, 2, 20, 20),
     )
 ]  # fmt: skip
-JOBS: list[Conv | Delta] = [*CONVS, *DELTAS]
+SSMS = [
+    Ssm(m, heads, groups, depth, head_dim, 32, 4, 4, *limits)
+    for m, heads, groups, depth, head_dim, *limits in (
+        (1, 4, 1, 16, 32), (4, 6, 3, 12, 20, 0.1, 0.9), (16, 2, 2, 8, 160), (64, 4, 2, 16, 32, 0.01),
+        (64, 3, 1, 20, 24),
+    )
+]  # fmt: skip
+JOBS: list[Conv | Delta | Ssm] = [*CONVS, *DELTAS, *SSMS]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> CpuJobs:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
-def test_rows_of_three_sequences_and_padding(jobs: CpuJobs, job: Conv | Delta) -> None:
+def test_rows_of_three_sequences_and_padding(jobs: CpuJobs, job: Conv | Delta | Ssm) -> None:
     """Outputs are those of the reference, and so are the pages; all other pages stay as they are."""
     inputs = state_inputs(job, np.random.default_rng(job.m))
     want = reference(job, inputs)

@@ -255,6 +255,30 @@ SCRIPTS: dict[str, list[Json]] = {
             **_WATCHED,
         ),
         _script(
+            "a short answer is doubted at its end: the cloud begins again",
+            "device",
+            [
+                "piece device 1",
+                "piece device 0 =stop low",
+                "admitted",
+                "piece cloud 2 =stop",
+                "ended cloud",
+            ],
+            **_RESTART,
+        ),
+        _script(
+            "a short answer is doubted at its end, but the cloud may not: it is shown, degraded",
+            "device",
+            ["piece device 1", "piece device 0 =stop low", "barred", "ended device"],
+            **_RESTART,
+        ),
+        _script(
+            "a complete answer is not continued",
+            "device",
+            ["piece device 1", "piece device 0 =stop low", "ended device"],
+            **_WATCHED,
+        ),
+        _script(
             "the cloud may not: the device goes on, degraded",
             "device",
             [
@@ -268,7 +292,7 @@ SCRIPTS: dict[str, list[Json]] = {
             **_WATCHED,
         ),
         _script(
-            "held back and replaced: it begins anew",
+            "held back and replaced: it begins again",
             "device",
             [
                 "piece device 1",
@@ -313,7 +337,7 @@ SCRIPTS: dict[str, list[Json]] = {
             hold=4,
         ),
         _script(
-            "held back and lost: nothing was shown, the cloud begins anew",
+            "held back and lost: nothing was shown, the cloud begins again",
             "device",
             ["piece device 2", "failed device lost", "admitted", "piece cloud 1 =stop", "ended cloud"],
             **_RESTART,

@@ -10,10 +10,13 @@ import random
 from dataclasses import asdict
 from typing import Any
 
+from nearfar.edge_runtime.openai.knowledge import ANSWERS, SURE
+from nearfar.routing.fitted import FittedRouter
 from nearfar.routing.policy import Policy
 from tests.support.handover_vectors import replay
 from tests.support.routing_vectors import MACHINES, VECTORS, decision
 from tests.vectors.routing.handover_scripts import SCRIPTS
+from tests.vectors.routing.routers import ROUTER, cases, refused
 from tests.vectors.routing.scenarios import DECISIONS, machines, random_case
 
 RANDOM_CASES = 150
@@ -30,6 +33,22 @@ def write(name: str, items: list[str]) -> None:
 def record_decisions(name: str, cases: list[dict[str, Any]]) -> None:
     """One case a line."""
     write(name, [line({**case, "decision": decision(case)}) for case in cases])
+
+
+def record_router() -> None:
+    """The router; a line for each prompt with its probability and verdict, and for each refused change."""
+    made = FittedRouter.parse(ROUTER)
+    items = []
+    for case in cases():
+        doubt = made.doubt(case["knowledge"], [tuple(each) for each in case["first"]], case["ended"])
+        found = {"gain": made.gain(case["knowledge"]), "doubt": None if doubt is None else asdict(doubt)}
+        items.append(line({**case, **found}))
+    sure = {"question": SURE, "answers": ANSWERS}
+    parts = [f'{{"router": {line(ROUTER)}', f'"sure": {line(sure)}']
+    for name, each in (("cases", items), ("refused", [line(change) for change in refused()])):
+        parts.append(f'"{name}": [\n' + ",\n".join(each) + "\n]")
+    text = ",\n".join(parts) + "}\n"
+    (VECTORS / "router.json").write_text(text, encoding="utf-8")
 
 
 def record_machine(name: str, scenarios: list[dict[str, Any]]) -> None:
@@ -66,6 +85,7 @@ if __name__ == "__main__":
     record_decisions("decision", DECISIONS)
     rng = random.Random(2026)
     record_decisions("decision_random", [random_case(number, rng) for number in range(RANDOM_CASES)])
+    record_router()
     for machine, scenarios in machines().items():
         record_machine(machine, scenarios)
     for name, scripts in SCRIPTS.items():

@@ -148,6 +148,7 @@ export interface Manifest {
   readonly tokenizerFiles: readonly FileEntry[];
   readonly packs: readonly BundleFile[];
   readonly quantization: string;
+  readonly checkpoint: string | null;
   readonly license: string | null;
   /**
    * How the model marks the parts of its answers; checked where it is used. Null if the build did not state

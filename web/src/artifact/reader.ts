@@ -69,6 +69,7 @@ export function parseManifest(text: string): Manifest {
     tokenizerFiles: root.at("tokenizer").at("files").list(readFile),
     packs: root.at("packs").optional()?.list(readBundleFile) ?? [],
     quantization: root.at("quantization").at("scheme").string(),
+    checkpoint: root.at("provenance").optional()?.at("checkpoint_sha256").optional()?.string() ?? null,
     license: root.at("license").optional()?.string() ?? null,
     answers: (answers?.value ?? null) as format.AnswerFormatRecord | null,
     sampling: Object.fromEntries(

@@ -421,7 +421,7 @@ export interface TokenizerFilesRecord {
   readonly files: readonly FileRecord[];
 }
 
-/** A bundle file: several small files of `program`, or of the tokenizer, in one (format/packs.py). */
+/** A bundle file: several small files of `program`, or of the tokenizer, in one (format/bundle_files.py). */
 export interface PackRecord {
   readonly file: string;
   readonly bytes: number;

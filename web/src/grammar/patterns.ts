@@ -72,7 +72,7 @@ export function whyNot(pattern: unknown): string | null {
 
 /** Why matching by backtracking may take long for a pattern that `whyNot` accepts; null if it does not. */
 export function slow(pattern: string): string | null {
-  return repeats(new Reader(pattern).branches()) <= 2 ? null : "beside properties it has too many repeats";
+  return repeats(new Reader(pattern).branches()) <= 2 ? null : "with properties it has too many repeats";
 }
 
 /**

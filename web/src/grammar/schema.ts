@@ -88,7 +88,7 @@ class Walk extends TypedKeywords {
 
   protected schema(schema: unknown, place: string): Schema {
     if (schema === true) return this.#noted(place, {});
-    if (!isObject(schema)) throw this.error(place, `${shown(schema)} allows nothing, or is no schema`);
+    if (!isObject(schema)) throw this.error(place, `${shown(schema)} allows nothing, or is not a schema`);
     this.#depth += 1;
     if (this.#depth > MOST_LEVELS) throw this.error("#", "it is nested too deeply; make it flatter");
     const known = Object.fromEntries(
@@ -126,7 +126,7 @@ class Walk extends TypedKeywords {
       const found = this.#ofStructure(key, value, known, place);
       if (!found) continue;
       for (const other of Object.keys(known))
-        this.drop(place, other, `it cannot be enforced beside '${key}'`);
+        this.drop(place, other, `it cannot be enforced together with '${key}'`);
       return found;
     }
     return null;

@@ -63,7 +63,7 @@ export abstract class TypedKeywords {
     if ("pattern" in own) {
       const alone = Object.keys(own).length === 1;
       const why =
-        whyNot(own.pattern) ?? (alone ? null : "it cannot be enforced beside minLength or maxLength");
+        whyNot(own.pattern) ?? (alone ? null : "it cannot be enforced together with minLength or maxLength");
       if (why !== null) {
         this.drop(place, "pattern", why);
         delete own.pattern;
@@ -138,7 +138,7 @@ export abstract class TypedKeywords {
     if ("required" in own) this.#required(own, place);
     if (Number(own.minProperties ?? 0) > 1 && (own.additionalProperties ?? false) !== false) {
       // A repeated name would count as two properties.
-      this.drop(place, "minProperties", "beside additionalProperties it is only enforced up to 1");
+      this.drop(place, "minProperties", "with additionalProperties it is only enforced up to 1");
       delete own.minProperties;
     }
     return own;
@@ -183,7 +183,11 @@ export abstract class TypedKeywords {
 
   #propertyNames(own: Schema, place: string): void {
     if ("properties" in own || "patternProperties" in own) {
-      this.drop(place, "propertyNames", "it cannot be enforced beside properties or patternProperties");
+      this.drop(
+        place,
+        "propertyNames",
+        "it cannot be enforced together with properties or patternProperties",
+      );
       delete own.propertyNames;
     } else own.propertyNames = this.schema(own.propertyNames, `${place}/propertyNames`);
   }
@@ -205,7 +209,7 @@ export abstract class TypedKeywords {
     if (bad !== null) return bad;
     if (patterns.length > 1) return "only one pattern can be enforced";
     if ((own.additionalProperties ?? false) !== false)
-      return "it cannot be enforced beside additionalProperties";
+      return "it cannot be enforced together with additionalProperties";
     const names = isObject(own.properties) ? Object.keys(own.properties) : [];
     if (names.length === 0) return null;
     const late = first(slow);

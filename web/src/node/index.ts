@@ -43,7 +43,7 @@ export async function createEngine(place: string | URL, options: NodeEngineOptio
 }
 
 /**
- * Text that does not begin as a URL is a path. A drive of Windows has one letter, so it is no URL's scheme.
+ * Text that does not begin as a URL is a path. A drive of Windows has one letter, so it is not a URL's scheme.
  */
 function addressOf(place: string | URL): URL {
   if (place instanceof URL || /^[a-z][a-z0-9+.-]+:/i.test(place)) return modelUrl(place);
@@ -62,7 +62,7 @@ function portOf(worker: NodeWorker): WorkerPort {
       else if (type === "messageerror") worker.on(type, () => listener({} as never));
       else {
         worker.on("error", (error) => listener({ message: String(error) } as never));
-        // process.exit() in the worker is no error; after `terminate` there is no listener any more.
+        // process.exit() in the worker is not an error; after `terminate` there is no listener any more.
         worker.on("exit", (code) => listener({ message: `it ended with code ${code}` } as never));
       }
     },

@@ -9,13 +9,22 @@ import { eventsOf } from "./events.js";
 import { problemOf } from "./problem.js";
 
 export type { Answerer, Endpoint } from "../protocol/answerer.js";
+export type {
+  ItemParam,
+  OutputItem,
+  ResponseEvent,
+  ResponseRecord,
+  ResponseRequest,
+  Responses,
+  WholeResponse,
+} from "../responses/types.js";
 
 /** The type of `fetch` that clients take. */
 export type Fetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>;
 
 /**
  * A `fetch` that `engine` answers, whatever the host: POST …/chat/completions and …/completions, whole or as
- * server-sent events, POST …/embeddings, GET …/models and …/models/NAME. Other addresses give 404; nothing is
+ * server-sent events, POST …/responses, POST …/embeddings, GET …/models and …/models/NAME. Other addresses give 404; nothing is
  * sent over the network.
  *
  * It rejects only if the request's signal aborts, with the signal's reason; errors are responses of OpenAI's
@@ -38,6 +47,7 @@ async function answer(engine: Answerer, request: Request): Promise<Response> {
   const route = `${request.method} ${pathname}`;
   if (/^POST .*\/chat\/completions$/.test(route)) return create(engine.chat.completions, request);
   if (engine.completions && /^POST .*\/completions$/.test(route)) return create(engine.completions, request);
+  if (engine.responses && /^POST .*\/responses$/.test(route)) return create(engine.responses, request, true);
   if (engine.embeddings && /^POST .*\/embeddings$/.test(route)) return create(engine.embeddings, request);
   const listed = engine.model
     ? [{ id: engine.model.name, object: "model", created: 0, owned_by: "nearfar" }]
@@ -46,18 +56,18 @@ async function answer(engine: Answerer, request: Request): Promise<Response> {
   const wanted = /^GET .*\/models\/(.+)$/.exec(route)?.[1];
   const found = listed.find(({ id }) => wanted && id === decodeURIComponent(wanted));
   if (found) return Response.json(found);
-  const known = `chat/completions, ${engine.completions ? "completions, " : ""}${engine.embeddings ? "embeddings, " : ""}models`;
+  const known = `chat/completions, ${engine.responses ? "responses, " : ""}${engine.completions ? "completions, " : ""}${engine.embeddings ? "embeddings, " : ""}models`;
   const message = wanted
     ? `model "${decodeURIComponent(wanted)}" is not loaded here. List those that are with GET …/models.`
     : `${route} is not answered on this device, which has ${known}.`;
   return problemOf({ message, code: wanted ? "model_not_found" : "not_found" }, 404).response();
 }
 
-async function create(endpoint: Endpoint, request: Request): Promise<Response> {
+async function create(endpoint: Endpoint, request: Request, named = false): Promise<Response> {
   const asked = await bodyOf(request);
   const answer = await ask(endpoint, { ...asked, signal: request.signal });
   if (asked.stream !== true) return Response.json(answer);
-  return new Response(streamOf(eventsOf(answer as AsyncIterable<unknown>, request.signal)), {
+  return new Response(streamOf(eventsOf(answer as AsyncIterable<unknown>, request.signal, named)), {
     headers: { "content-type": "text/event-stream", "cache-control": "no-cache" },
   });
 }

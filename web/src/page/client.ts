@@ -1,4 +1,5 @@
 import { modelUrl } from "../artifact/places.js";
+import { MAX_LABEL_CHARS, MAX_LABELS } from "../format/constants.js";
 import {
   abortReason,
   DeviceError,
@@ -13,15 +14,15 @@ import type * as openai from "../protocol/openai.js";
 import type { StartWorker, WorkerPort } from "../protocol/ports.js";
 import { Pulse } from "../protocol/pulse.js";
 import { trusted } from "../protocol/trusted.js";
+import type { ResponseRequest, Responses } from "../responses/types.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
 import { fitContext } from "./context.js";
 import { checkedMessages } from "./conversation.js";
-import { decide } from "./decide.js";
 import { createEmbeddings } from "./embeddings.js";
 import { PATIENCE, WorkerLink } from "./link.js";
 import { checkEngineOptions, checkProfileOptions, type EngineOptions } from "./options.js";
 import { CHAT, TEXT } from "./replies.js";
-import { prepareChat, prepareText } from "./requests.js";
+import { prepareChat, prepareText, promptOf } from "./requests.js";
 import { checkedCalling } from "./tools.js";
 
 export { WorkerLink };
@@ -176,6 +177,11 @@ export class Engine {
     create: (request: openai.EmbeddingRequest): Promise<openai.EmbeddingResponse> =>
       createEmbeddings(this.#link, this.#loaded.name, request),
   };
+  /** OpenAI's Responses API. */
+  readonly responses = {
+    create: async (request: ResponseRequest) =>
+      (await later(() => import("../responses/index.js"), "nearfar/responses")).respond(this, request),
+  } as Responses;
   readonly completions: Completions<openai.CompletionRequest, openai.CompletionChunk, openai.Completion>;
   #link: WorkerLink;
   #loaded: ModelCard;
@@ -276,13 +282,16 @@ export class Engine {
    *
    * @throws RequestError for fewer than 2 or too many labels, equal ones, and what does not fit the context.
    */
-  decide(
+  async decide(
     prompt: openai.DecisionPrompt,
     labels: readonly string[] | null,
     options: openai.DecisionOptions = {},
   ): Promise<openai.Decision> {
     const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
-    return decide(source, this.#loaded.name, prompt, labels, options);
+    const { name } = this.#loaded;
+    const { decide } = await later(() => import("./decide.js"), "nearfar/decide");
+    const parts = { source, model: name, promptOf, MAX_LABELS, MAX_LABEL_CHARS };
+    return decide(parts, prompt, labels, options);
   }
 
   /** Counts the tokens in the prompt of a conversation, with the tools that may be called. */

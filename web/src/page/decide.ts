@@ -1,10 +1,8 @@
-import { MAX_LABEL_CHARS, MAX_LABELS } from "../format/constants.js";
 import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../protocol/errors.js";
 import type { AnswerEvent, Prompt } from "../protocol/messages.js";
-import type { Decision, DecisionOptions, DecisionPrompt, MessageParam } from "../protocol/openai.js";
+import type { Decision, DecisionOptions, DecisionPrompt } from "../protocol/openai.js";
 import type { AnswerSource } from "./completions.js";
 import { labelOdds } from "./label-odds.js";
-import { prepareChat, prepareText } from "./requests.js";
 
 /** What the model says of each label after a prompt. */
 interface Scored {
@@ -18,19 +16,32 @@ interface Asked {
   readonly promptTokens: number;
 }
 
+/** Parts of the engine: this file is loaded later, and an import of them would make a file of its own. */
+export interface DecisionParts {
+  readonly source: AnswerSource;
+  readonly model: string;
+  readonly promptOf: (
+    prompt: DecisionPrompt,
+    variables: DecisionOptions["chat_template_kwargs"],
+    model: string,
+  ) => Prompt;
+  readonly MAX_LABELS: number;
+  readonly MAX_LABEL_CHARS: number;
+}
+
 /** Decides between labels, or between numbers (`values`). See Engine.decide. */
 export async function decide(
-  source: AnswerSource,
-  model: string,
+  parts: DecisionParts,
   prompt: DecisionPrompt,
   labels: readonly string[] | null,
   options: DecisionOptions,
 ): Promise<Decision> {
-  const { values, neutral } = options;
+  const { values, neutral, chat_template_kwargs: variables } = options;
   const signal = options.signal ?? undefined;
-  const texts = checked(labels, values ?? null);
-  const first = promptOf(prompt, options, model);
-  const second = neutral == null ? null : promptOf(neutral, options, model);
+  const { source, model, promptOf } = parts;
+  const texts = checked(labels, values ?? null, parts);
+  const first = promptOf(prompt, variables, model);
+  const second = neutral == null ? null : promptOf(neutral, variables, model);
   throwIfAborted(signal);
   const own = await score(source, first, texts, signal);
   const before = second && (await score(source, second, texts, signal));
@@ -63,21 +74,12 @@ function sumsOf({ labels }: Asked): number[] {
   return labels.map(({ logprobs }) => logprobs.reduce((sum, each) => sum + each, 0));
 }
 
-function promptOf(prompt: DecisionPrompt, { chat_template_kwargs }: DecisionOptions, model: string): Prompt {
-  const isChat = Array.isArray(prompt) && typeof prompt[0] !== "number";
-  return isChat
-    ? prepareChat(
-        {
-          messages: prompt as readonly MessageParam[],
-          ...(chat_template_kwargs && { chat_template_kwargs }),
-        },
-        model,
-      ).prompt
-    : prepareText({ prompt: prompt as string | readonly number[] }, model).prompt;
-}
-
 /** The texts of labels or values. Throws RequestError unless they are two or more different ones. */
-function checked(labels: readonly string[] | null, values: readonly number[] | null): string[] {
+function checked(
+  labels: readonly string[] | null,
+  values: readonly number[] | null,
+  { MAX_LABELS, MAX_LABEL_CHARS }: DecisionParts,
+): string[] {
   const name = values ? "values" : "labels";
   if (labels && values) throw new RequestError("give labels or values, not both", name);
   const given: readonly unknown[] | null = values ?? labels;

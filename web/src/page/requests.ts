@@ -4,7 +4,14 @@
 
 import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../format/constants.js";
 import { meant, RequestError } from "../protocol/errors.js";
-import type { ChatCompletionRequest, CompletionRequest } from "../protocol/openai.js";
+import type { Prompt } from "../protocol/messages.js";
+import type {
+  ChatCompletionRequest,
+  CompletionRequest,
+  DecisionOptions,
+  DecisionPrompt,
+  MessageParam,
+} from "../protocol/openai.js";
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
 import { grammarOf } from "./formats.js";
@@ -226,4 +233,16 @@ function refuse(name: string, value: unknown, known: readonly string[]): void {
     name,
     { code: "unsupported" },
   );
+}
+
+/** The prompt of a decision: messages, a text or token ids. */
+export function promptOf(
+  prompt: DecisionPrompt,
+  variables: DecisionOptions["chat_template_kwargs"],
+  model: string,
+): Prompt {
+  if (!Array.isArray(prompt) || typeof prompt[0] === "number")
+    return prepareText({ prompt: prompt as string | readonly number[] }, model).prompt;
+  const messages = prompt as readonly MessageParam[];
+  return prepareChat({ messages, ...(variables && { chat_template_kwargs: variables }) }, model).prompt;
 }

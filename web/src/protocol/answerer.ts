@@ -7,6 +7,8 @@ import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from 
  */
 export interface Answerer {
   readonly chat: { readonly completions: Endpoint };
+  /** OpenAI's Responses API. */
+  readonly responses?: Endpoint;
   /** Plain text completions; a HybridClient lacks them. */
   readonly completions?: Endpoint;
   /** Embeddings, for models that give them; a HybridClient lacks them. */

@@ -122,6 +122,8 @@ export interface ModelCard {
   readonly name: string;
   readonly architecture: string;
   readonly quantization: string;
+  /** The SHA-256 of the checkpoint that it was built from; null if the artifact does not say. */
+  readonly checkpoint: string | null;
   readonly backend: BackendChoice;
   /** The program of the artifact that this device runs. */
   readonly program: string;

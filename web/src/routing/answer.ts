@@ -59,6 +59,8 @@ export class Answer {
   #usage: Usage | null = null;
   #spent = 0;
   #watch: Watch | null = null;
+  /** The watch that saw the first tokens. */
+  #beginning: Watch | null = null;
   #first: number | null = null;
   #ended = false;
 
@@ -75,7 +77,8 @@ export class Answer {
     this.#ticket = ticket;
     const streamed = request.stream ?? false;
     const answer = { max_tokens, plain: isPlain(request), private: plan.request.private, streamed };
-    this.#rules = rulesOf(policy, decision, answer);
+    const hold_tokens = Math.max(policy.hold_tokens, plan.told?.judge?.tokens ?? 0);
+    this.#rules = rulesOf({ ...policy, hold_tokens }, decision, answer);
     this.#state = begin(this.#rules, ticket.side, decision.reasons, decision.degraded);
     const created = Math.floor(Date.now() / 1000);
     this.#head = { id: `chatcmpl-${plan.id}`, object: "chat.completion.chunk", created, model: "" };
@@ -184,9 +187,13 @@ export class Answer {
   #open(ticket: Ticket): void {
     const { side } = ticket;
     const request = continued(this.#request, this.#text, this.#count);
-    const watched = side === "device" && this.#rules.watched && !this.#state.escalated;
-    const watch = watched ? new Watch(this.plan.policy.monitor, this.#state.logprobs) : null;
+    const { told, policy } = this.plan;
+    const first = told !== null && this.#count === 0;
+    const watched = side === "device" && (first || this.#rules.watched) && !this.#state.escalated;
+    const doubt = (first && told.judge?.doubt) || null;
+    const watch = watched ? new Watch(policy.monitor, this.#state.logprobs, first, doubt) : null;
     this.#watch = watch ?? this.#watch;
+    if (first) this.#beginning = watch ?? this.#beginning;
     const leg = this.router.open(ticket, watch?.request(request) ?? request, this.plan, this.#signal);
     this.#attempts.set(side, attempt(leg, ticket, watch, this.#count));
   }
@@ -369,6 +376,7 @@ export class Answer {
       seconds: (performance.now() - this.#started) / 1000,
       finish: this.#state.finish,
       monitor: this.#watch?.monitor ?? null,
+      beginning: this.#beginning?.monitor ?? null,
       text: this.#text,
       failure,
     });

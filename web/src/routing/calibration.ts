@@ -35,7 +35,7 @@ export class Threshold {
     return { share: this.share, threshold: this.value, seen: this.seen };
   }
 
-  /** Restores a kept state. Another share counts its steps anew, from the threshold that was reached. */
+  /** Restores a kept state. Another share counts its steps again, from the threshold that was reached. */
   static restored(
     data: Partial<ThresholdRecord>,
     share: number,

@@ -1,5 +1,7 @@
 /** The hybrid client: OpenAI's interface over a device and a cloud. */
 
+import { later } from "../protocol/errors.js";
+import type { ResponseRequest, Responses } from "../responses/types.js";
 import { Answer } from "./answer.js";
 import { assemble } from "./assemble.js";
 import type { CloudOptions } from "./cloud.js";
@@ -15,6 +17,11 @@ import type { Scorer } from "./scorer.js";
 /** Answers behind OpenAI's interface, on the device or in the cloud. */
 export class HybridClient {
   readonly chat: { readonly completions: HybridCompletions };
+  /** OpenAI's Responses API; each response is routed as a chat completion. */
+  readonly responses = {
+    create: async (request: ResponseRequest) =>
+      (await later(() => import("../responses/index.js"), "nearfar/responses")).respond(this, request),
+  } as Responses;
   readonly #router: Router;
 
   constructor(options: HybridOptions) {

@@ -12,8 +12,8 @@ import { within } from "./wait.js";
 /** The cloud's address and credentials. */
 export interface CloudOptions {
   /**
-   * The address as OpenAI's clients take it, for example `https://host/v1`; `/v1` may be left out where there
-   * is no other path.
+   * The address as OpenAI's clients take it, for example `https://host/v1`; `/v1` may be left out unless
+   * there is another path.
    */
   readonly baseURL: string;
   readonly apiKey?: string;

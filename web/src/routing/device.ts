@@ -23,6 +23,9 @@ export interface DeviceEngine {
   readonly model: {
     readonly name: string;
     readonly contextLength: number;
+    /** The checkpoint's SHA-256 and the quantization scheme, to which a fitted router is tied. */
+    readonly checkpoint?: string | null;
+    readonly quantization?: string;
     /** Features in addition to writing text; logprobs where it does not say. */
     readonly features?: readonly Feature[];
   };
@@ -33,6 +36,12 @@ export interface DeviceEngine {
   };
   /** Tokens of a conversation as the model's prompt, with the tools that may be called. */
   countTokens?(messages: readonly ChatMessage[], tools?: DeviceTools): Promise<number>;
+  /** Probabilities of labels after a conversation, for a fitted router that asks the model. */
+  decide?(
+    messages: readonly ChatMessage[],
+    labels: readonly string[],
+    options?: object,
+  ): Promise<{ readonly options: readonly { readonly probability: number }[] }>;
   /** Tokens that a new request could put into the KV cache now. */
   stats?(): Promise<{ readonly freeTokens: number }>;
 }
@@ -88,7 +97,7 @@ export async function* deviceStream(
   const taken = Object.fromEntries(
     TAKEN.flatMap((name) => (request[name] == null ? [] : [[name, request[name]]])),
   );
-  const messages = request.messages.map(asText);
+  const messages = messagesOf(request);
   let complete = false;
   let limit = timeouts.first_token;
   const late = (suspended: boolean): Error =>
@@ -128,13 +137,11 @@ export async function* deviceStream(
 }
 
 /** Tokens of the prompt; null where the engine cannot count them, or not at once. */
-export async function countTokens(
-  engine: DeviceEngine,
-  { messages, tools, tool_choice, chat_template_kwargs }: HybridRequest,
-): Promise<number | null> {
+export async function countTokens(engine: DeviceEngine, request: HybridRequest): Promise<number | null> {
   if (!engine.countTokens) return null;
+  const { tools, tool_choice, chat_template_kwargs } = request;
   const offered = { ...(tools?.length && { tools, tool_choice }), chat_template_kwargs } as DeviceTools;
-  return quickly(engine.countTokens(messages.map(asText), offered));
+  return quickly(engine.countTokens(messagesOf(request), offered));
 }
 
 /** Tokens that fit the KV cache now; the context's length where the engine does not know. */
@@ -150,6 +157,11 @@ async function quickly<T>(answer: Promise<T>): Promise<T | null> {
     // A request for an answer will show whether it works at all.
     return null;
   }
+}
+
+/** A request's messages as an engine takes them. */
+export function messagesOf({ messages }: HybridRequest): ChatMessage[] {
+  return messages.map(asText);
 }
 
 /** Converts a message; the engine itself checks the rest. */

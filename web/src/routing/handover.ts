@@ -34,7 +34,7 @@ const FINAL = ["401", "403", "404", "shape", "no_continuation"];
 /**
  * Settings that stay the same during an answer. `plain`: the text is all that another side must know to
  * continue. `watched`: the device's monitor may escalate to the cloud; `restart`: the escalated answer begins
- * anew while nothing is shown; `hold`: tokens that are held back for that. `hedge`: the side that is started
+ * again while nothing is shown; `hold`: tokens that are held back for that. `hedge`: the side that is started
  * in addition after `hedge_seconds` of silence.
  */
 export interface Rules {
@@ -184,14 +184,11 @@ const start: Row = (rules, state) => open(rules, state, state.side);
 const piece: Row = (rules, before, event) => {
   const tokens = tokensOf(event);
   const state = { ...before, seen: before.seen + tokens };
-  if (state.watching && !event.finish) {
-    if (event.low) return low(rules, state, event, event.low);
-    if (state.seen < rules.hold)
-      return [
-        { ...state, held: state.held + tokens, plain: state.plain && isPlain(event) },
-        [{ do: "hold" }],
-      ];
-  }
+  // A complete answer can still be replaced if nothing of it is shown.
+  const replaceable = !event.finish || (rules.restart && state.shown === 0);
+  if (state.watching && event.low && replaceable) return low(rules, state, event, event.low);
+  if (state.watching && !event.finish && state.seen < rules.hold)
+    return [{ ...state, held: state.held + tokens, plain: state.plain && isPlain(event) }, [{ do: "hold" }]];
   return show(state, event);
 };
 

@@ -12,8 +12,9 @@ export { blocksOf, costOf, decide, predictCloud, predictDevice } from "./decide.
 export type { DeviceEngine, DeviceTimeouts, DeviceTools } from "./device.js";
 export type { DifficultyModel, Head } from "./difficulty.js";
 export type { Hints } from "./hints.js";
+export type { Knowledge } from "./knowledge.js";
 export { Ledger, type LedgerRecord } from "./ledger.js";
-export { entropy, Monitor, type WatchedToken } from "./monitor.js";
+export { type Doubt, entropy, type First, Monitor, type WatchedToken } from "./monitor.js";
 export type {
   Choice,
   Chunk,
@@ -47,6 +48,7 @@ export type { PrivateRecord } from "./privacy.js";
 export { describeReason } from "./reasons.js";
 export type { DecisionRecord, Outcome } from "./records.js";
 export { backoff, RetryBudget } from "./retry.js";
+export type { Regression, RouterModel, RouterPoint } from "./router-model.js";
 export { type Difficulty, loadDifficulty, type Scorer } from "./scorer.js";
 export { type SpeedRecord, Speeds } from "./speed.js";
 export type * from "./types.js";

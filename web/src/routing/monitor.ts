@@ -29,8 +29,24 @@ export function entropy(top: readonly number[]): number {
   return rest > 1e-12 ? known - rest * Math.log(rest) : known;
 }
 
-/** Watches the tokens of one answer, in order. The lowest and highest means are for calibration. */
+/** The most first tokens of an answer that are kept for a fitted router. */
+export const FIRST_TOKENS = 16;
+
+/** A token of an answer's beginning: its log-probability, and the entropy of the likeliest tokens there. */
+export type First = readonly [logprob: number, entropy: number];
+
+/**
+ * Why the cloud should answer instead, or null, from the first tokens of an answer, and whether it has ended with
+ * them.
+ */
+export type Doubt = (first: readonly First[], ended: boolean) => Reason | null;
+
+/**
+ * Watches the tokens of one answer, in order. The lowest and highest means are for calibration, `first` are the
+ * first tokens that had both figures; `doubt` is asked after each.
+ */
 export class Monitor {
+  readonly first: First[] = [];
   lowestLogprob: number | null = null;
   highestEntropy: number | null = null;
   readonly #logprobs: number[] = [];
@@ -40,7 +56,10 @@ export class Monitor {
   readonly #runs: number[];
   #count = 0;
 
-  constructor(private readonly options: MonitorOptions = DEFAULT_POLICY.monitor) {
+  constructor(
+    private readonly options: MonitorOptions = DEFAULT_POLICY.monitor,
+    private readonly doubt: Doubt | null = null,
+  ) {
     this.#runs = new Array<number>(options.period + 1).fill(0);
   }
 
@@ -52,8 +71,21 @@ export class Monitor {
     if (logprob !== null) keep(this.#logprobs, Math.max(logprob, -100), window);
     if (top.length > 0) keep(this.#entropies, entropy(top), window);
     const repeated = this.#repetition(text);
+    const doubtful = logprob === null || top.length === 0 ? null : this.#doubtful();
+    if (doubtful) return doubtful;
     if (this.#count < min_tokens) return null;
     return this.#lowLogprob() ?? this.#highEntropy() ?? repeated;
+  }
+
+  #doubtful(): Reason | null {
+    if (this.#count > FIRST_TOKENS) return null;
+    this.first.push([this.#logprobs.at(-1) ?? 0, this.#entropies.at(-1) ?? 0]);
+    return this.doubt?.(this.first, false) ?? null;
+  }
+
+  /** Judges an answer that has ended before its router had enough tokens; null: the answer may stay. */
+  end(): Reason | null {
+    return this.doubt?.(this.first, true) ?? null;
   }
 
   #lowLogprob(): Reason | null {

@@ -1,6 +1,8 @@
 /** A request's decision, and its reservations until it ends. */
 
 import type { Breaker, Pass } from "./breaker.js";
+import type { Knowledge } from "./knowledge.js";
+import type { Doubt } from "./monitor.js";
 import type { Message } from "./openai.js";
 import type { Policy } from "./policy.js";
 import type { Marks } from "./privacy.js";
@@ -23,6 +25,19 @@ export interface Plan {
   /** In shadow mode: the decision without it. */
   readonly would: Decision | null;
   readonly ticket: Ticket;
+  readonly told: Told | null;
+}
+
+/** What the device's model showed about a prompt. */
+export interface Told {
+  readonly knowledge: Knowledge;
+  readonly model: string;
+  /** What a fitted router is tied to: the checkpoint's SHA-256 and the quantization scheme. */
+  readonly artifact: string;
+  /** The probability that the cloud answers better, from a fitted router; null without one. */
+  readonly gain: number | null;
+  /** The router's judge of the first tokens of the answer, which are held back for it; null: none. */
+  readonly judge: { readonly tokens: number; readonly doubt: Doubt } | null;
 }
 
 /**

@@ -4,6 +4,7 @@
  */
 
 import { meant, RequestError } from "../protocol/errors.js";
+import type { RouterModel } from "./router-model.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /**
@@ -79,6 +80,11 @@ export interface Policy {
   readonly hedge_seconds: number | null;
   readonly shadow: Side | null;
   readonly record_text: boolean;
+  /**
+   * A fitted router, its address or its JSON; or "record", which decides as without one and records what it would
+   * look at.
+   */
+  readonly router: RouterModel | string | null;
   readonly monitor: MonitorOptions;
   readonly breaker: BreakerOptions;
   readonly device_breaker: BreakerOptions;
@@ -112,6 +118,7 @@ export const DEFAULT_POLICY: Policy = {
   hedge_seconds: null,
   shadow: null,
   record_text: false,
+  router: null,
   monitor: {
     window: 16,
     min_tokens: 8,
@@ -190,6 +197,10 @@ function wrongIn(name: string, known: unknown, value: unknown): string | null {
   if (Object.hasOwn(ONE_OF, name)) {
     const allowed: readonly unknown[] = ONE_OF[name as keyof typeof ONE_OF];
     return allowed.includes(value) ? null : `one of ${allowed.join(", ")}`;
+  }
+  if (name === "router") {
+    const fits = typeof value === "string" || (typeof value === "object" && !Array.isArray(value));
+    return fits ? null : 'the address of a router, its JSON, "record" or null';
   }
   if (value === null && (known === null || NULLABLE.includes(name))) return null;
   if (typeof known === "boolean") return typeof value === "boolean" ? null : "true or false";

@@ -77,7 +77,7 @@ export class PrivateTexts {
 
   /**
    * Computes the marks of a request. Texts that an application sends to all (the system prompt, tools, other
-   * parameters) are no secret, so their windows are not the user's own; but they may quote a private text.
+   * parameters) are not secret, so their windows are not the user's own; but they may quote a private text.
    */
   marks({ messages, ...params }: Pick<HybridRequest, "messages"> & object): Marks {
     const begun: string[] = [];

@@ -30,6 +30,7 @@ const WORDS: Readonly<Record<string, Words>> = {
   preferred: () => "preferred",
   low_logprob: (value, limit) => `mean logprob ${value}, below ${limit}`,
   high_entropy: (value, limit) => `mean entropy ${value}, above ${limit}`,
+  doubtful: (value, limit) => `the cloud is better with probability ${value}, at least ${limit}`,
   repetition: (value, limit) => `repeats itself: ${value} tokens with period ${limit}`,
   hedged: (value) => `asked too, after ${value} s of silence`,
   refused: (value) => `rejected the request${value === "" ? "" : ` (${value})`}`,

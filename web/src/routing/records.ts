@@ -1,8 +1,9 @@
 /** Records of decisions, for later training: JSON lines, without any text unless the policy allows it. */
 
-import type { Monitor } from "./monitor.js";
+import type { Knowledge } from "./knowledge.js";
+import type { First, Monitor } from "./monitor.js";
 import type { RouteInfo, Usage } from "./openai.js";
-import type { Plan } from "./plan.js";
+import type { Plan, Told } from "./plan.js";
 import type {
   CloudState,
   Decision,
@@ -33,6 +34,8 @@ export interface Outcome {
   /** The monitor's extreme means, for the calibration of its limits. */
   readonly lowest_logprob: number | null;
   readonly highest_entropy: number | null;
+  /** The first tokens of the device's answer, for fitting a router; null where they were not kept. */
+  readonly first_tokens: readonly First[] | null;
   /** "stopped" where the caller left, else the kind of error. */
   readonly error: string | null;
 }
@@ -50,6 +53,10 @@ export interface DecisionRecord {
   readonly decision: Decision;
   readonly would: Decision | null;
   readonly outcome: Outcome;
+  /** What the device's model showed about the prompt, and which artifact it was. */
+  readonly knowledge?: Knowledge;
+  readonly model?: string;
+  readonly artifact?: string;
   readonly text?: { readonly messages: readonly unknown[]; readonly answer: string };
 }
 
@@ -61,6 +68,7 @@ export interface Ending {
   readonly seconds: number;
   readonly finish: string | null;
   readonly monitor: Monitor | null;
+  readonly beginning: Monitor | null;
   readonly text: string;
   readonly failure: unknown;
 }
@@ -70,8 +78,8 @@ export interface Ending {
  * private request.
  */
 export function recordOf(plan: Plan, created: number, ending: Ending): DecisionRecord {
-  const { id, request, private_by, device, cloud, policy, decision, would, messages } = plan;
-  const { info, usage, ttft, seconds, finish, monitor, text, failure } = ending;
+  const { id, request, private_by, device, cloud, policy, decision, would, messages, told } = plan;
+  const { info, usage, ttft, seconds, finish, monitor, beginning, text, failure } = ending;
   const { spent, saved, path, degraded, reasons, route } = info;
   const { prompt_tokens, completion_tokens } = usage;
   const left = finish === null && (failure === null || isAbort(failure));
@@ -99,10 +107,20 @@ export function recordOf(plan: Plan, created: number, ending: Ending): DecisionR
       finish,
       lowest_logprob: monitor?.lowestLogprob ?? null,
       highest_entropy: monitor?.highestEntropy ?? null,
+      first_tokens: beginning?.first ?? null,
       error: left ? "stopped" : failure === null ? null : nameOf(failure),
     },
+    ...(told && !request.private && toldOf(told)),
     ...(policy.record_text && !request.private && { text: { messages, answer: text } }),
   };
+}
+
+function toldOf({
+  knowledge,
+  model,
+  artifact,
+}: Told): Pick<DecisionRecord, "knowledge" | "model" | "artifact"> {
+  return { knowledge, model, artifact };
 }
 
 function isAbort(error: unknown): boolean {

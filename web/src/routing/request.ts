@@ -40,7 +40,7 @@ export function hintsOf(asked: HybridRequest): Asked {
   const twice = ["messages", "stream", "signal", "extra_body"].filter((name) => name in extra);
   if (twice.length > 0)
     throw new RequestError(
-      `extra_body must not have ${twice.join(", ")}: give it beside extra_body`,
+      `extra_body must not have ${twice.join(", ")}: give it as a parameter, not in extra_body`,
       "extra_body",
     );
   const { x_nearfar: inner, ...fields } = extra;

@@ -3,24 +3,27 @@
  * conversations.
  */
 
-import { CloudError, DeviceError, RequestError } from "../protocol/errors.js";
+import { CloudError, DeviceError, later, RequestError } from "../protocol/errors.js";
 import { Breaker } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";
 import { blocksOf, costOf, decide } from "./decide.js";
 import { countTokens, type DeviceEngine, deviceStream, freeTokens } from "./device.js";
+import type { FittedRouter } from "./fitted.js";
 import { type Hints, PlatformHints } from "./hints.js";
 import { Ledger } from "./ledger.js";
 import type { Leg } from "./leg.js";
+import type { Doubt } from "./monitor.js";
 import { type HybridRequest, limitOf, type Message, type Usage } from "./openai.js";
 import type { HybridOptions } from "./options.js";
-import type { Plan, Settled, Ticket } from "./plan.js";
+import type { Plan, Settled, Ticket, Told } from "./plan.js";
 import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
 import { type Marks, PrivateTexts } from "./privacy.js";
 import { noRoute } from "./reasons.js";
 import { type Ending, Records, recordOf } from "./records.js";
 import { type Asked, estimateTokens, featuresOf } from "./request.js";
 import { RetryBudget } from "./retry.js";
+import { RECORD } from "./router-model.js";
 import type { Scorer } from "./scorer.js";
 import { Speeds } from "./speed.js";
 import type { CloudState, ConversationState, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
@@ -56,6 +59,7 @@ export class Router {
   #policy: Policy;
   #threshold: Threshold | null;
   #device: DeviceEngine | null = null;
+  #fitted: FittedRouter | null = null;
   #free = 0;
   #cloud: Cloud | null = null;
   #breakers: Record<Side, Breaker>;
@@ -66,6 +70,8 @@ export class Router {
     const kept = options.store?.read() ?? {};
     this.#policy = parsePolicy(options.policy);
     this.scorer = options.difficulty ?? null;
+    if (this.#policy.router !== null && this.scorer !== null)
+      throw new RequestError("give one of policy.router and difficulty", "router");
     this.#threshold = this.#makeThreshold(kept.threshold ?? {});
     this.#ledger = Ledger.restored(kept.ledger ?? {});
     this.#private = new PrivateTexts(kept.private ?? []);
@@ -113,7 +119,9 @@ export class Router {
     if (renewed("retry")) this.retries = new RetryBudget(policy.retry);
     if (renewed("device_breaker")) this.#breakers.device = new Breaker(policy.device_breaker);
     if (renewed("breaker")) this.#breakers.cloud = new Breaker(policy.breaker);
+    if (policy.router !== this.#policy.router) this.#fitted = null;
     this.#policy = policy;
+    if (this.#fitted !== null) this.#use(this.#fitted);
     this.#threshold = this.#makeThreshold(this.#threshold?.record() ?? {});
     const { options: cloud = null } = this.#cloud ?? {};
     this.#cloud = cloud && new Cloud(cloud, policy.timeouts);
@@ -134,7 +142,8 @@ export class Router {
       : [null, 0];
     this.#free = free;
     const scored = (mode ?? this.#policy.mode) === "auto" && before === null;
-    const difficulty = scored ? this.#difficulty(request.messages) : null;
+    const told = scored && engine ? await this.#told(engine, request) : null;
+    const difficulty = scored ? this.#difficulty(request.messages, told) : null;
     const prompt_tokens = tokens ?? estimateTokens(request.messages);
     // From here to the ticket there is no await, so that the decision still holds. While the device was
     // queried, another request may have made this one private.
@@ -167,6 +176,7 @@ export class Router {
       device,
       cloud,
       decision,
+      told,
     };
     if (decision.route === null) throw noRoute(decision.reasons);
     this.retries.request();
@@ -304,7 +314,37 @@ export class Router {
     return { side, pass: breaker.begin(now()) ?? "request", breaker, reservation, ended: false };
   }
 
-  #difficulty(messages: readonly Message[]): number | null {
+  /** What the device's model shows about a prompt, for a router or for records. */
+  async #told(engine: DeviceEngine, request: HybridRequest): Promise<Told | null> {
+    const { router } = this.#policy;
+    if (router === null) return null;
+    const { knowledgeOf, loadRouter } = await later(() => import("./fitted.js"), "The code of routers");
+    if (router !== RECORD && this.#fitted === null) {
+      const fitted = await loadRouter(router);
+      if (this.#policy.router === router) this.#use(fitted);
+    }
+    const fitted = this.#fitted;
+    const { name, checkpoint, quantization } = engine.model;
+    const artifact = `${checkpoint ?? ""}/${quantization ?? ""}`;
+    fitted?.check(artifact, name);
+    const limit = this.#policy.timeouts.device_first_token;
+    const knowledge = await knowledgeOf(engine, request, fitted?.asks ?? false, limit);
+    if (knowledge === null) return null;
+    const doubts = fitted !== null && fitted.model.limit !== null;
+    const doubt: Doubt = (first, ended) => fitted?.doubt(knowledge, first, ended) ?? null;
+    const judge = doubts ? { tokens: fitted.model.tokens, doubt } : null;
+    return { knowledge, model: name, artifact, gain: fitted?.gain(knowledge) ?? null, judge };
+  }
+
+  /** Decides by a router from now on, which brings its threshold. */
+  #use(fitted: FittedRouter): void {
+    this.#fitted = fitted;
+    this.#policy = { ...this.#policy, difficulty_threshold: fitted.model.threshold };
+    if (this.#threshold?.seen === 0) this.#threshold = this.#makeThreshold({});
+  }
+
+  #difficulty(messages: readonly Message[], told: Told | null): number | null {
+    if (this.#fitted !== null) return told?.gain ?? null;
     const score = this.scorer?.(messages) ?? null;
     return score === null ? null : Math.min(Math.max(score, 0), 1);
   }

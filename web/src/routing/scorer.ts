@@ -1,8 +1,7 @@
-/**
- * The difficulty model as the client takes it.
- */
+/** The difficulty model as the client takes it. Its code is a chunk of its own. */
 
-import { type DifficultyModel, loadDifficulty as loadModel, messagesToPrompt } from "./difficulty.js";
+import { later } from "../protocol/errors.js";
+import type { DifficultyModel } from "./difficulty.js";
 import type { Message } from "./openai.js";
 
 /** Scores the difficulty of a conversation's next answer, 0 to 1; null where it is unknown. */
@@ -19,7 +18,8 @@ export interface Difficulty extends Scorer {
  * as it is.
  */
 export async function loadDifficulty(source: DifficultyModel | URL | string): Promise<Difficulty> {
-  const model = await loadModel(source);
-  const ofMessages = (messages: readonly Message[]): number => model.score(messagesToPrompt(messages));
+  const code = await later(() => import("./difficulty.js"), "The code of the difficulty model");
+  const model = await code.loadDifficulty(source);
+  const ofMessages = (messages: readonly Message[]): number => model.score(code.messagesToPrompt(messages));
   return Object.assign(ofMessages, { score: (prompt: string) => model.score(prompt) });
 }

@@ -1,7 +1,7 @@
 /** Watches a device's answer with the monitor. */
 
 import { ends, type Piece } from "./leg.js";
-import { Monitor, type WatchedToken } from "./monitor.js";
+import { type Doubt, Monitor, type WatchedToken } from "./monitor.js";
 import type { HybridRequest } from "./openai.js";
 import type { MonitorOptions } from "./policy.js";
 import type { Reason } from "./types.js";
@@ -14,19 +14,25 @@ export class Watch {
   on = true;
   readonly monitor: Monitor;
 
-  /** `logprobs`: whether the device has them. */
+  /**
+   * `logprobs`: whether the device has them. `first`: whether the first tokens are kept, for records or for the
+   * router's `doubt`.
+   */
   constructor(
     private readonly options: MonitorOptions,
     private readonly logprobs: boolean,
+    private readonly first: boolean,
+    doubt: Doubt | null,
   ) {
-    this.monitor = new Monitor(options);
+    this.monitor = new Monitor(options, doubt);
   }
 
   /** The request with the logprobs that the monitor needs. */
   request(request: HybridRequest): HybridRequest {
     const { logprob, entropy } = this.options;
-    if (!this.logprobs || (logprob === null && entropy === null)) return request;
-    const top_logprobs = Math.max(request.top_logprobs ?? 0, entropy === null ? 0 : TOP_LOGPROBS);
+    const entropies = this.first || entropy !== null;
+    if (!this.logprobs || (logprob === null && !entropies)) return request;
+    const top_logprobs = Math.max(request.top_logprobs ?? 0, entropies ? TOP_LOGPROBS : 0);
     return { ...request, logprobs: true, top_logprobs };
   }
 
@@ -36,7 +42,8 @@ export class Watch {
    */
   push(piece: Piece): Reason | null {
     const [choice] = piece.choices;
-    if (!this.on || !choice || ends(piece)) return null;
+    if (!this.on || !choice) return null;
+    if (ends(piece)) return this.monitor.end();
     const tokens: WatchedToken[] = (choice.logprobs?.content ?? []).map(
       ({ token, logprob, top_logprobs }) => ({
         text: token,

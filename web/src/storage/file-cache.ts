@@ -18,8 +18,6 @@ export interface FileCache {
 
 const FILES = "nearfar-files";
 const LISTS = "nearfar-lists";
-/** Folder of older versions; no longer read. */
-const OLD = "nearfar-shards";
 /** Lock that all writers share and a sweep holds alone, over all tabs of the origin. */
 const LOCK = "nearfar-files";
 
@@ -94,9 +92,6 @@ export async function openOpfsCache(
   const folders = await openFolders();
   if (!folders) return null;
   try {
-    await (await navigator.storage.getDirectory())
-      .removeEntry(OLD, { recursive: true })
-      .catch(() => undefined);
     const manifest = await sha256Hex(new TextEncoder().encode(artifact.manifest));
     const cache = new OpfsCache(folders, artifact, await listName(artifact.url), manifest);
     const lacking = await cache.lacking().catch(() => 0);
@@ -294,7 +289,7 @@ async function sweep(folders: Folders): Promise<void> {
   for (const name of await namesIn(folders.lists)) if (!lists.has(name)) await remove(folders.lists, name);
 }
 
-/** Reads all lists, by name; files that are no list are left out. */
+/** Reads all lists, by name; files that are not lists are left out. */
 async function readLists(folders: Folders): Promise<Map<string, FileList>> {
   const lists = new Map<string, FileList>();
   for (const name of await namesIn(folders.lists)) {

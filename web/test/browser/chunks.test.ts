@@ -10,7 +10,7 @@ import { toyArtifact } from "../support/toy-artifact.js";
 const PATIENCE = 20;
 const CHUNK = /^dist\/(worker\.js|chunks\/)/;
 
-/** A model whose calls are no JSON: all code that reads calls and asks for them is loaded. */
+/** A model whose calls are not JSON: all code that reads calls and asks for them is loaded. */
 const CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}";
 const ANSWERS = {
   family: "gemma4",

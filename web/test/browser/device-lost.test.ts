@@ -6,7 +6,7 @@ import { expectedText } from "../support/toy-artifact.js";
 describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_000 }, () => {
   const at = enginePage();
 
-  test("opens a device that is lost anew: the answer goes on, and so do later ones", async () => {
+  test("reopens a lost device: the answer goes on, and so do later ones", async () => {
     const worker = new URL("dist/worker.js", at.server.url).href;
     const result = await at.page.evaluate(async (url) => {
       // The device is the worker's own: it is taken away from inside.
@@ -125,7 +125,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_
     expect(next).toEqual({ text: expected, error: "" });
   });
 
-  test("goes on with less room where a device that is opened anew has no more, and says so", async () => {
+  test("goes on with less room where a device that is opened again has no more, and says so", async () => {
     const worker = new URL("dist/worker.js", at.server.url).href;
     const result = await at.page.evaluate(async (url) => {
       // From the second device on a cache has room for 1/8 of the pages.
@@ -193,7 +193,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_
     });
   });
 
-  test("opens a device anew that is lost while an answer waits for kernels", async () => {
+  test("reopens a device that is lost while an answer waits for kernels", async () => {
     const answers = await withPatch(
       `let lost = false;
       const compile = GPUDevice.prototype.createComputePipelineAsync;

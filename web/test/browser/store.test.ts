@@ -274,24 +274,6 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     },
   );
 
-  test("the folder of versions of before goes", async () => {
-    const [before, after] = await first.evaluate(async () => {
-      const names = async (): Promise<string[]> => {
-        const found: string[] = [];
-        for await (const name of (await navigator.storage.getDirectory()).keys()) found.push(name);
-        return found;
-      };
-      const root = await navigator.storage.getDirectory();
-      const old = await root.getDirectoryHandle("nearfar-shards", { create: true });
-      await old.getFileHandle("5".repeat(64), { create: true });
-      const before = await names();
-      await (await nearfarPackage.createEngine("/toy/")).dispose();
-      return [before, await names()];
-    });
-    expect(before).toContain("nearfar-shards");
-    expect(after).not.toContain("nearfar-shards");
-  });
-
   test("where the storage has too little room, a model runs without being kept, and says so", async () => {
     await load(first, "other");
     const kept = await namesIn("nearfar-files");

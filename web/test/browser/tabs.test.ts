@@ -41,7 +41,7 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
       expect(await ask(first, "c")).toBe(expectedText("c", 9));
       expect(shards()).toBe(3);
       await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.shared.dispose())));
-      // Nobody has it: whoever asks next begins anew.
+      // Nobody has it: whoever asks next begins again.
       expect(await open(second)).toBe("toy");
       expect(await ask(second, "q")).toBe(expectedText("q", 9));
     });

@@ -155,7 +155,55 @@ describe("the openai package on the device", () => {
     expect(await failure(plain)).toMatchObject({ status: 404 });
   });
 
-  test("bodies that are no requests", async () => {
+  test("responses, whole, streamed, continued and of a hybrid client", async () => {
+    const input = question(20);
+    const request = { model: "toy", input, max_output_tokens: 20, temperature: 0 };
+    const whole = await client.responses.create(request);
+    expect(whole).toMatchObject({
+      output_text: said(input),
+      status: "incomplete",
+      usage: { output_tokens: 20 },
+    });
+    expect((await toy.engine.responses.create(request)).output_text).toBe(said(input));
+    const kinds: string[] = [];
+    const stream = client.responses.stream(request);
+    for await (const { type } of stream) kinds.push(type);
+    expect([kinds[0], kinds.at(-1)]).toEqual(["response.created", "response.incomplete"]);
+    expect((await stream.finalResponse()).output_text).toBe(said(input));
+    const hybrid = new HybridClient({ device: toy.engine });
+    const over = new OpenAI({ baseURL: "http://a/v1", apiKey: "-", fetch: engineFetch(hybrid) });
+    expect((await over.responses.create(request)).output_text).toBe(said(input));
+    const before = [
+      { role: "user" as const, content: input },
+      { role: "assistant" as const, content: said(input) },
+    ];
+    const again = question(9, before);
+    const next = { ...request, input: again, previous_response_id: whole.id, max_output_tokens: 9 };
+    const answer = textAfter(promptOf([...before, { role: "user", content: again }]), 9);
+    expect((await client.responses.create(next)).output_text).toBe(answer);
+    const refused = await failure(client.responses.create({ ...request, background: true }));
+    expect(refused).toBeInstanceOf(OpenAI.BadRequestError);
+    expect(refused).toMatchObject({ param: "background" });
+  });
+
+  test("a response that fails on the way ends its stream with the error", async () => {
+    const input = badQuestion(60);
+    const stream = await client.responses.create({
+      model: "toy",
+      input,
+      max_output_tokens: 60,
+      temperature: 0,
+      stream: true,
+    });
+    const failed = failure(
+      (async () => {
+        for await (const _ of stream);
+      })(),
+    );
+    expect(await failed).toMatchObject({ type: "server_error" });
+  });
+
+  test("bodies that are not requests", async () => {
     const fetch = engineFetch(toy.engine);
     const url = "http://nearfar.local/v1/chat/completions";
     for (const body of ["{", "[]", "null", '{"signal": {"aborted": true}}']) {

@@ -173,7 +173,7 @@ describe("useNearfar", () => {
     expect(mounted.now().engine).toBe(null);
   });
 
-  test("an engine that is lost is loaded anew, as often as is wanted, and the conversation goes on", async () => {
+  test("an engine that is lost is loaded again, as often as is wanted, and the conversation goes on", async () => {
     const worker = mortalWorker();
     const seen: string[] = [];
     const mounted = mount(

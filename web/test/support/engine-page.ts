@@ -11,7 +11,7 @@ declare global {
   var nearfarPackage: typeof nearfar;
 }
 
-/** A page of Chromium with the package, beside a server of the toy artifact under /toy/: anew for each test. */
+/** A page of Chromium with the package, beside a server of the toy artifact under /toy/, a new one for each test. */
 export interface EnginePage {
   readonly page: Page;
   readonly server: StaticServer;

@@ -35,8 +35,10 @@ function chunk(model: string, choices: ChatCompletionChunk["choices"]): ChatComp
   return { id: model, object: "chat.completion.chunk", created: 1, model, choices };
 }
 
-function word(text: string, logprob: number | null): ChatCompletionChunk["choices"] {
-  const content = [{ token: text, logprob: logprob ?? 0, bytes: [], top_logprobs: [] }];
+function word(text: string, logprob: number | null, most = 0): ChatCompletionChunk["choices"] {
+  const other = { token: "?", logprob: -4, bytes: [] };
+  const top_logprobs = [{ token: text, logprob: logprob ?? 0, bytes: [] }, other].slice(0, most);
+  const content = [{ token: text, logprob: logprob ?? 0, bytes: [], top_logprobs }];
   return [
     {
       index: 0,
@@ -49,7 +51,7 @@ function word(text: string, logprob: number | null): ChatCompletionChunk["choice
 
 /** A device. Set what should go wrong. */
 export class FakeDevice implements DeviceEngine {
-  readonly model = { name: "near", contextLength: 1000 };
+  readonly model = { name: "near", contextLength: 1000, checkpoint: "a".repeat(64), quantization: "q4" };
   readonly requests: ChatCompletionRequest[] = [];
   /** Fails with a DeviceError once it has said so many words. */
   failAfter = Number.POSITIVE_INFINITY;
@@ -89,7 +91,8 @@ export class FakeDevice implements DeviceEngine {
         if (at >= this.failAfter) throw new DeviceError(this.lostMessage);
         if (at >= this.stallAfter) await new Promise(() => undefined);
         if (request.signal?.aborted) throw new DOMException("aborted", "AbortError");
-        yield chunk("near", word(text, request.logprobs ? (at >= this.unsureFrom ? -9 : -0.1) : null));
+        const logprob = request.logprobs ? (at >= this.unsureFrom ? -9 : -0.1) : null;
+        yield chunk("near", word(text, logprob, request.top_logprobs ?? 0));
       }
       yield chunk("near", [{ index: 0, delta: {}, finish_reason: reason, logprobs: null }]);
       const usage = { prompt_tokens: 10, completion_tokens: words.length, total_tokens: 10 + words.length };

@@ -43,7 +43,7 @@ def run(session: Session, text: str) -> None:
 
 def parsed(text: str) -> tuple[str | None, str]:
     """A command's name and its arguments; None and the text for a question. Raises RequestError for a single
-    line that begins with a slash and is no command; several lines that do, such as pasted code, are a
+    line that begins with a slash and is not a command; several lines that do, such as pasted code, are a
     question.
     """
     if fenced(text) or not text.startswith("/"):

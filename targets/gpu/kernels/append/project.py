@@ -207,7 +207,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
         codes.
         """
         head = heads.head(bx)
-        if paged.rounds:
+        if paged.rounds_keys:
             with T.If((head >= paged.heads) & (head < paged.heads + kv)), T.Then():
                 for side in range(2):
                     constant = vectors[starts["k_rounding"] + rounding(head, side, tx)]
@@ -226,7 +226,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
         T.buffer_store(weights, spread(T.float32(0)), [0])
         with T.If(head >= paged.heads), T.Then():
             for side in range(2):
-                if paged.rounds:
+                if paged.rounds_keys:
                     start = starts["k_rounding"] + kv * 2 * half
                     with T.If(head < paged.heads + kv), T.Then():
                         T.buffer_store(weights, vectors[start + rounding(head, side, tx)], [0])

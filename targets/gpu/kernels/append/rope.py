@@ -28,7 +28,7 @@ def check_rope(job: RopeAppend) -> None:
     """BuildError for queries whose scaling starts at a fraction of a position."""
     if job.q_scale is not None and job.q_scale[1] != int(job.q_scale[1]):
         original = job.q_scale[1]
-        raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
+        raise BuildError(f"q_scale: {original} positions: the GPU targets need a whole number")
 
 
 def rope_append(job: RopeAppend) -> Staged:
@@ -62,7 +62,7 @@ def rope_append(job: RopeAppend) -> Staged:
         stages.append(Stage(each.func, (*each.args[:-1], given["rows"])))
         scratch.append(facts.out)
         func = rope_codes.appended(job, x_dtype, rotated)
-        names = ["x", "rows", *["k_rounding"] * job.rounds, "k_cache", "v_cache", "out"]
+        names = ["x", "rows", *["k_rounding"] * job.rounds_keys, "k_cache", "v_cache", "out"]
     else:
         func = _appended(job, x_dtype, rotated)
         left_out = ("q_norm", "k_norm", *(() if rotated else ("rope",)))

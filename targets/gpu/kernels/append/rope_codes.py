@@ -108,7 +108,7 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
                                 put(pair, out, row, bx, tx)
                         for side in T.unroll(2):
                             weights[side] = spread(T.float32(0))
-                        if job.rounds:
+                        if job.rounds_keys:
                             if (bx >= heads) & (bx < turning):
                                 center(pair, weights, k_rounding, bx - heads, tx)
                         measure(held, pair, ty, tx)

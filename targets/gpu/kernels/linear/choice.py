@@ -9,7 +9,7 @@ from nearfar.targets.gpu.kernels import software
 from nearfar.targets.gpu.kernels.linear import cooperative
 from nearfar.targets.gpu.kernels.linear.layout import params
 from nearfar.targets.gpu.kernels.linear.matmul import matmul
-from nearfar.targets.gpu.kernels.linear.matmul_int8 import matmul_int8, rounds
+from nearfar.targets.gpu.kernels.linear.matmul_int8 import int8_products, matmul_int8
 from nearfar.targets.gpu.kernels.linear.matvec import VECTOR_ROWS, matvec, takes
 from nearfar.targets.gpu.kernels.script.vectors import fits
 
@@ -39,7 +39,7 @@ def products(job: Linear, tuning: Tuning) -> Products:
         return "float"
     able = {
         "float": True,
-        "int8": job.m > VECTOR_ROWS and rounds(job.matrix) and not job.rows,
+        "int8": job.m > VECTOR_ROWS and int8_products(job.matrix) and not job.rows,
         "cooperative": cooperative.cooperates(job),
     }
     return tuning.products if able[tuning.products] else "float"

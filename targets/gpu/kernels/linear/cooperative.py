@@ -149,7 +149,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
                     square = T.alloc_local((FILLS,), "float32x4")
                     xs = T.alloc_local((FILLS,), "float32x4")
                     word = T.alloc_local((slices.words,), word_dtype)
-                    scale = T.alloc_local((1,), "uint32x4")
+                    scale = T.alloc_local((1,), scale_dtype)
                     row = T.alloc_local((FILLS,), "int32")
                     value = T.alloc_local((VALUES,), "float32")
                     rstd = T.alloc_local((FILLS,), "float32")

@@ -9,14 +9,16 @@ from tvm.script import tirx as T
 from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Embed
-from nearfar.targets.gpu.kernels.common import ceil_div, high_half, low_half, select
+from nearfar.targets.gpu.kernels.common import ceil_div, select
 from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     dense_element,
     params,
     place_factor,
     placed_code,
+    scale_and_bias,
     scale_shape,
+    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -79,9 +81,9 @@ def embed(job: Embed) -> Staged:
                         for v in T.unroll(units.words):
                             word[v] = units.load(w0, at[1], v, at[2] - job.first)
                         if matrix.quantized:
-                            sb: T.let = w1[at[1] * inputs // group, at[2] - job.first]
-                            scale[0] = low_half(sb)
-                            scale[1] = high_half(sb)
+                            sb: T.let = scale_word(matrix, w1, at[1] * inputs // group, at[2] - job.first)
+                            scale[0] = scale_and_bias(matrix, sb, at[2] - job.first)[0]
+                            scale[1] = scale_and_bias(matrix, sb, at[2] - job.first)[1]
                         for e in T.unroll(inputs):
                             if not ragged or at[1] * inputs + e < matrix.k:
                                 out[at[0], at[1] * inputs + e] = scaled(value(word, scale, e))

@@ -102,10 +102,11 @@ class Halves(Products):
             inputs.load(ys, v, i, first + v, added, 0)
         if inputs.norm is not None:
             T.buffer_store(sums.square, sums.square[i] + total(added[0]), [i])
-        T.buffer_store(added, ys[0], [0])
-        for v in range(1, count):
-            T.buffer_store(added, added[0] + ys[v], [0])
-        T.buffer_store(sums.xsum, sums.xsum[i] + total(added[0]), [i])
+        if self.biased:
+            T.buffer_store(added, ys[0], [0])
+            for v in range(1, count):
+                T.buffer_store(added, added[0] + ys[v], [0])
+            T.buffer_store(sums.xsum, sums.xsum[i] + total(added[0]), [i])
         T.buffer_store(added, ys[0] * ys[0], [0])
         for v in range(1, count):
             T.buffer_store(added, fma(ys[v], ys[v], added[0]), [0])

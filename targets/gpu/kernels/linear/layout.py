@@ -60,8 +60,22 @@ def word_shape(matrix: Matrix) -> tuple[tuple[int, ...], str]:
 
 
 def scale_shape(matrix: Matrix) -> tuple[int, ...]:
-    """Shape of the scale and bias words (a dummy for dense matrices, which have no such parameter)."""
+    """Shape of the words with scales (a dummy for dense matrices, which have no such parameter)."""
     return parts(matrix)[1].shape if matrix.quantized else (1, 1)
+
+
+def scale_word(matrix: Matrix, w1, group, column):
+    """The word with the scale of a column's group."""
+    return w1[group, column if matrix.scales.offsets else column // 2]
+
+
+def scale_and_bias(matrix: Matrix, word, column):
+    """Scale and bias of a column's group from their word, as float32."""
+    low, high = low_half(word), high_half(word)
+    if matrix.scales.offsets:
+        return low, high
+    scale = T.Select(column % 2 == 0, low, high)
+    return scale, scale * T.float32(-matrix.zero)
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,11 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     clear,
     f32x4,
     high_halves,
-    low_halves,
     of_numbers,
     or_zero,
     quarter,
     scale_buffer,
+    scales_of,
     spread,
     total,
     word_buffer,
@@ -80,12 +80,13 @@ class Tiling(Tiled):
 
     A thread fills `pieces` chunks of rows and `made` inputs of four columns. `scaled`: rows are float16, with
     a power of two for each chunk. `coded`: weights are codes, with `groups` groups in a tile, and products
-    are float16.
+    are float16. `biased`: the codes have biases, which need the sums of inputs.
     """
 
     dtype: str
     scaled: bool
     coded: bool
+    biased: bool
     groups: int
     memory: int
 
@@ -103,8 +104,8 @@ class Tiling(Tiled):
     def size(self) -> int:
         """Bytes of a tile: rows and weights, a power of two and a sum for each chunk, scales and biases."""
         numbers = TILE_K * (self.rows + self.columns) * SIZES[self.dtype]
-        of_rows = self.rows * CHUNKS * 4 * (self.scaled + self.coded)
-        return numbers + of_rows + self.coded * self.groups * self.columns * 2 * 4
+        of_rows = self.rows * CHUNKS * 4 * (self.scaled + self.biased)
+        return numbers + of_rows + self.groups * self.columns * 4 * (self.coded + self.biased)
 
     @property
     def copies(self) -> int:
@@ -124,7 +125,8 @@ def tiling(job: Linear, tuning: Tuning) -> Tiling:
     coded = tuning.half and job.matrix.quantized
     groups = max(TILE_K // job.matrix.group, 1) if coded else 1
     memory = (tuning.half and device.staged_bytes) or device.shared_bytes
-    return Tiling(laid.rows, columns, laid.lanes, laid.deep, dtype, tuning.half, coded, groups, memory)
+    kinds = tuning.half, coded, coded and job.matrix.scales.offsets
+    return Tiling(laid.rows, columns, laid.lanes, laid.deep, dtype, *kinds, groups, memory)
 
 
 def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
@@ -133,7 +135,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     has_norm, eps, quantized = job.norm is not None, job.norm or 0.0, matrix.quantized
     plan, each = tiling(job, tuning), sides(job)
     lanes, threads, own, made, copies = plan.lanes, plan.threads, plan.own, plan.made, plan.copies
-    scaled, coded, pieces, groups = plan.scaled, plan.coded, plan.pieces, plan.groups
+    scaled, coded, biased, pieces, groups = plan.scaled, plan.coded, plan.biased, plan.pieces, plan.groups
     slices, limit = Slices.of(matrix, made), limit_of(matrix.bits)
     across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
     ragged_m, ragged_n, ragged_k = m % plan.rows != 0, across % lanes != 0, k % TILE_K != 0
@@ -177,9 +179,10 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     def store_scales(scales, biases, scale, first, thread, copy):
         """Write scale and bias of a group's codes minus their middle, in float32."""
         place = (copy * groups + first // (TILE_K // groups)) * wide + thread % wide
-        low, high = low_halves(scale[0]), high_halves(scale[0])
-        T.buffer_store(scales, low, [place])
-        T.buffer_store(biases, high + low * spread(T.float32(middle)), [place])
+        factors = scales_of(matrix, scale[0])
+        T.buffer_store(scales, factors, [place])
+        if biased:
+            T.buffer_store(biases, high_halves(scale[0]) + factors * spread(T.float32(middle)), [place])
 
     def store_rows(xt, factors, sums, square, squares, xs, value, bits, exponent, norm, tile, thread, copy):
         """Write a thread's rows, times the norm's weights, to workgroup memory; f16 programs scale each
@@ -197,7 +200,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                     T.buffer_store(held, held[at_square] + total(value[VECTORS]), [at_square])
                     T.buffer_store(value, value[v] * norm[inside(index)], [v])
             inputs = [value[v] for v in range(VECTORS)]
-            if coded:
+            if biased:
                 T.buffer_store(value, inputs[0] + inputs[1], [VECTORS])
                 T.buffer_store(sums, total(value[VECTORS]), [place])
             if scaled:
@@ -306,9 +309,9 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                         xt = T.alloc_shared((copies * chunks * VECTORS,), vector)
                         wt = T.alloc_shared((copies * w_size,), vector)
                         factors = shared_if(scaled, copies * chunks, "float32")
-                        sums = shared_if(coded, copies * chunks, "float32")
+                        sums = shared_if(biased, copies * chunks, "float32")
                         scales = shared_if(coded, copies * groups * wide, "float32x4")
-                        biases = shared_if(coded, copies * groups * wide, "float32x4")
+                        biases = shared_if(biased, copies * groups * wide, "float32x4")
                         squares = shared_if(apart, chunks, "float32")
                         acc = T.alloc_local((own * each,), "float32x4")
                         chain = T.alloc_local((own * each,), product)
@@ -321,7 +324,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                         xs = T.alloc_local((own,), product)
                         weight = T.alloc_local((each,), product)
                         word = T.alloc_local((slices.words,), word_dtype)
-                        scale = T.alloc_local((1,), "uint32x4")
+                        scale = T.alloc_local((1,), scale_dtype)
                         row = T.alloc_local((pieces,), "int32")
                         value = T.alloc_local((VALUES,), "float32")
                         rstd = T.alloc_local((1,), "float32")
@@ -363,7 +366,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                                         acc, eight, factors, scales, wt, x, logit_rows, norm, tile, copy,
                                         chunk, tx, by, ty,
                                     )  # fmt: skip
-                            if coded:
+                            if biased:
                                 add_biases(acc, biases, sums, copy, tx, ty)
                             if copies == 1:
                                 T.tvm_storage_sync("shared")

@@ -7,6 +7,7 @@ Rows are bytes with a scale for every 32 inputs (rounded.py); a code of the matr
 where the products of codes and bytes are exact integers, and the bias is multiplied by the sum of the rounded
 inputs. One mask makes a word of four codes that are `apart` inputs apart (two for q4), and the rows' words
 are made of the same inputs. Codes of 8 bits have their sign bit inverted, so 128 times the sum is added.
+Without biases the bias is -zero times the scale: codes of 8 bits then need no sum.
 
 For 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
 memory, and load the next one while they multiply: a thread adds integers of 32 inputs for four rows by four
@@ -45,10 +46,10 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     f32x4,
     high_halves,
     joined,
-    low_halves,
     of_numbers,
     quarter,
     scale_buffer,
+    scales_of,
     spread,
     word_buffer,
 )
@@ -59,7 +60,7 @@ BLOCKS = TILE_K // INPUTS
 QUADS = INPUTS // BYTES  # words of a block
 
 
-def rounds(matrix: Matrix) -> bool:
+def int8_products(matrix: Matrix) -> bool:
     """Whether int8 products are possible: codes must be in one plane, so that they can become bytes of a
     word.
     """
@@ -83,7 +84,8 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
     lanes, threads, own, deep = plan.lanes, plan.threads, plan.own, plan.deep
     across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
     ragged_m, ragged_n = m % plan.rows != 0, across % lanes != 0
-    (words_shape, _), (scales_of, _) = word_buffer(matrix), scale_buffer(matrix)
+    (words_shape, _), (scales_in, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
+    biased, centre = matrix.scales.offsets, (128 if bits == 8 else 0) - matrix.zero
     apart, groups = 8 // bits, max(TILE_K // matrix.group, 1)
     vectors = TILE_K // BYTES // WIDTH  # vectors of a row's words in a tile
     # The vectors of each array in a tile, and the number that a thread loads.
@@ -181,12 +183,16 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         for side in range(each):
             of_group = block * INPUTS // matrix.group if groups > 1 else 0
             words = st[of_group * wide + side * lanes + tx]
-            scale, bias = low_halves(words), high_halves(words)
-            if bits == 8:
-                bias = bias + scale * spread(T.float32(128))
+            scale = scales_of(matrix, words)
+            bias = high_halves(words) if biased else None
+            if centre:
+                added = scale * spread(T.float32(centre))
+                bias = bias + added if biased else added
             for r in range(own):
                 to, place = r * each + side, (r * deep + ty) * WIDTH + block * (WIDTH // BLOCKS)
-                value = f32x4(whole[to]) * (scale * spread(rt[place])) + bias * spread(rt[place + 1])
+                value = f32x4(whole[to]) * (scale * spread(rt[place]))
+                if bias is not None:
+                    value = value + bias * spread(rt[place + 1])
                 T.buffer_store(acc, acc[to] + value, [to])
 
     @prim_func
@@ -194,7 +200,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         x: T.Buffer((m, tiles * vectors), "uint32x4"),
         scales: T.Buffer((m, tiles), "float32x4"),
         w0: T.Buffer(words_shape, "uint32x4"),
-        w1: T.Buffer(scales_of, "uint32x4"),
+        w1: T.Buffer(scales_in, scale_dtype),
         bias: T.Buffer(quarter((job.of or matrix.n,)), "float32x4"),
         residual: T.Buffer(quarter((m, job.width)), f"{job.out_dtype}x{WIDTH}"),
         out: T.Buffer(quarter(job.out[0]), f"{job.out_dtype}x{WIDTH}"),
@@ -205,11 +211,11 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                     for tx in T.thread_binding(lanes, thread="threadIdx.x"):
                         xt = T.alloc_shared((x_size,), "uint32x4")
                         wt = T.alloc_shared((TILE_K // BYTES * wide,), "uint32x4")
-                        st = T.alloc_shared((s_size,), "uint32x4")
+                        st = T.alloc_shared((s_size,), scale_dtype)
                         rt = T.alloc_shared((plan.rows * WIDTH,), "float32")
                         xs = T.alloc_local((x_fills,), "uint32x4")
                         words = T.alloc_local((w_fills,), "uint32x4")
-                        scale = T.alloc_local((s_fills,), "uint32x4")
+                        scale = T.alloc_local((s_fills,), scale_dtype)
                         factors = T.alloc_local((r_fills,), "float32x4")
                         acc = T.alloc_local((own * each,), "float32x4")
                         whole = T.alloc_local((own * each,), "int32x4")

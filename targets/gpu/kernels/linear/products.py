@@ -57,10 +57,12 @@ class Products:
     """Products of `m` rows with chunks of `units` units; `sides`: a lane's vectors of columns."""
 
     centre = 0
-    """The amount by which codes are too small in `dot`."""
+    """The amount by which codes with biases are too small in `dot`."""
 
     def __init__(self, m: int, sides: int, units: int, matrix: Matrix) -> None:
         self.m, self.sides, self.units, self.matrix = m, sides, units, matrix
+        self.biased = matrix.quantized and matrix.scales.offsets
+        """Whether sums of inputs are needed; without biases `dot` has the sums of centred codes."""
         self.reader = Reader.of(matrix)
         self.vectors = self.reader.inputs // WIDTH
         self.chunk_words = units * self.reader.words
@@ -84,7 +86,7 @@ class Products:
             for v in range(self.vectors):
                 for i in range(self.m):
                     inputs.load(self.xs, i, i, first + (unit * self.vectors + v), self.squares, i)
-                    if self.matrix.quantized:
+                    if self.biased:
                         T.buffer_store(self.added, self.added[i] + self.xs[i], [i])
                 for side in range(self.sides):
                     place = start + side * self.chunk_words + unit * self.reader.words

@@ -33,7 +33,7 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.common import ceil_div
 from nearfar.targets.gpu.kernels.linear.halves import Halves, in_pairs
-from nearfar.targets.gpu.kernels.linear.products import F32X4, U32X4, ChunkSums, Inputs, Products
+from nearfar.targets.gpu.kernels.linear.products import F32X4, ChunkSums, Inputs, Products
 from nearfar.targets.gpu.kernels.script.text import local_array, shared_array
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
@@ -42,10 +42,10 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     f32x4,
     fma,
     high_halves,
-    low_halves,
     number,
     or_zero,
     scale_buffer,
+    scales_of,
     spread,
     word_buffer,
 )
@@ -162,8 +162,9 @@ def _threads(job: Product, plan: Tiling) -> int:
 
 def _in_flight(job: Product, plan: Tiling) -> int:
     """Bytes of the matrix that all threads load at once."""
-    loads = plan.batch * (plan.units * Reader.of(job.matrix).words + job.matrix.quantized)
-    return _threads(job, plan) * loads * job.columns.sides * 16
+    scales = job.matrix.scales.values * 8 if job.matrix.quantized else 0
+    loads = plan.batch * (plan.units * Reader.of(job.matrix).words * 16 + scales)
+    return _threads(job, plan) * loads * job.columns.sides
 
 
 def rows_of(x, row):
@@ -236,7 +237,7 @@ class Sums:
             square=local_array("square", m, "float32"),
             chunk=ChunkSums(dot, xsum, local_array("chunk_square", m, "float32")),
             word=local_array("word", plan.batch * each * self.products.chunk_words, self.words[1]),
-            scale=local_array("scale", plan.batch * each, U32X4),
+            scale=local_array("scale", plan.batch * each, self.scales[1]),
             rstd=local_array("rstd", 1, "float32"),
         )
 
@@ -342,7 +343,9 @@ class Sums:
     def _add_scaled(self, held: Memory, i: int, place: int, pair) -> None:
         """Add sums of codes times scales, and sums of inputs times biases."""
         dot, acc, x, centre = held.chunk.dot, held.acc, spread(held.chunk.xsum[i]), self.products.centre
-        if centre:
-            T.buffer_store(dot, fma(x, number(centre), dot[place]), [place])
-        T.buffer_store(acc, fma(high_halves(pair), x, acc[place]), [place])
-        T.buffer_store(acc, fma(low_halves(pair), dot[place], acc[place]), [place])
+        if self.products.biased:
+            if centre:
+                T.buffer_store(dot, fma(x, number(centre), dot[place]), [place])
+            T.buffer_store(acc, fma(high_halves(pair), x, acc[place]), [place])
+        scales = scales_of(self.job.matrix, pair)
+        T.buffer_store(acc, fma(scales, dot[place], acc[place]), [place])

@@ -22,7 +22,9 @@ from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 
 WIDTH = 4
 HALF_WORD = 16
-LOW_HALVES, HIGH_HALVES = "low_halves", "high_halves"
+SCALE_WORDS = WIDTH // 2
+"""Words with the scales of four columns, where they have no biases."""
+LOW_HALVES, HIGH_HALVES, FOUR_HALVES = "low_halves", "high_halves", "four_halves"
 MANTISSA, EXPONENT_BIAS = 23, 127
 
 
@@ -38,7 +40,10 @@ def word_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
 
 
 def scale_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of the buffer with the words of scales and biases, in vectors."""
+    """Shape and dtype of the buffer with the words of scales of four columns, in vectors."""
+    if not matrix.scales.offsets:
+        groups, words = scale_shape(matrix)
+        return (groups, words // SCALE_WORDS), f"uint32x{SCALE_WORDS}"
     return quarter(scale_shape(matrix)), f"uint32x{WIDTH}"
 
 
@@ -77,8 +82,8 @@ def at(vector, place: int):
 
 
 def joined(values: list):
-    """A vector of four numbers."""
-    return T.Shuffle(values, list(range(WIDTH)))
+    """A vector of numbers, usually four."""
+    return T.Shuffle(values, list(range(len(values))))
 
 
 def total(vector):
@@ -88,8 +93,8 @@ def total(vector):
 
 def or_zero(condition, vector):
     """The vector if the condition holds, else zeros. WGSL's code generator has no vectors of booleans."""
-    none = tirx.const(0, str(vector.ty.dtype).split("x")[0])
-    return joined([T.Select(condition, at(vector, place), none) for place in range(WIDTH)])
+    none, places = tirx.const(0, str(vector.ty.dtype).split("x")[0]), range(int(vector.ty.dtype.lanes))
+    return joined([T.Select(condition, at(vector, place), none) for place in places])
 
 
 def zero():
@@ -132,6 +137,16 @@ def high_halves(words):
     return T.call_pure_extern(f"float32x{WIDTH}", HIGH_HALVES, words)
 
 
+def four_halves(words):
+    """The float16 in the halves of two words, in order, as float32."""
+    return T.call_pure_extern(f"float32x{WIDTH}", FOUR_HALVES, words)
+
+
+def scales_of(matrix: Matrix, words):
+    """The scales of four columns, float32x4, from their words (see scale_buffer)."""
+    return low_halves(words) if matrix.scales.offsets else four_halves(words)
+
+
 @dataclass(frozen=True)
 class Reader:
     """A column of a matrix as `count` units of `inputs` inputs (a multiple of 4) in `words` words each."""
@@ -172,24 +187,25 @@ class Reader:
 
     def weight(self, word: list, e: int, lifted: list):
         """Weight or code `e` of a unit with the words `word`, float32x4. `lifted`: halves of placed codes.
+        Codes without biases are centred: the code that stands for 0 is subtracted.
 
         No integer is converted: masking, subtracting and multiplying run at full rate on every GPU, a
         conversion at a quarter or an eighth of it on some. A masked code adds its value times 2^place to
         2^23, so one multiply-add, without rounding, gives the value.
         """
-        bits = self.matrix.bits
+        bits, zero = self.matrix.bits, self.matrix.zero
         if bits == 32:
             return word[e]
         if not self.matrix.quantized:
             return high_halves(word[e // 2]) if e % 2 else low_halves(word[e // 2])
         if not self.units.placed:
-            return number_of(self._split_code(word, e))
+            return number_of(self._split_code(word, e), zero)
         half, place = divmod(e * bits, HALF_WORD)
         mask = ((1 << bits) - 1) << place | ~((1 << MANTISSA) - 1) & 0xFFFFFFFF
         made = T.reinterpret(f"float32x{WIDTH}", lifted[half] & _bits(mask))
         if not place:
-            return made - number(1 << MANTISSA)
-        return fma(made, number(0.5**place), number(-(1 << MANTISSA - place)))
+            return made - number((1 << MANTISSA) + zero)
+        return fma(made, number(0.5**place), number(-(1 << MANTISSA - place) - zero))
 
     def _split_code(self, word: list, e: int):
         """Code `e` of a unit with two planes."""
@@ -247,13 +263,18 @@ class Slices:
 
     def scaled(self, word, scale, first, e: int):
         """The weight of input first + e, from the registers that `bring` filled: a code times its scale, plus
-        its bias.
+        its bias, if it has one.
         """
         value = self.weight(word, first, e)
-        return low_halves(scale[0]) * value + high_halves(scale[0]) if self.matrix.quantized else value
+        if not self.matrix.quantized:
+            return value
+        product = scales_of(self.matrix, scale[0]) * value
+        return product + high_halves(scale[0]) if self.matrix.scales.offsets else product
 
     def weight(self, word, first, e: int):
-        """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32."""
+        """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32.
+        Codes without biases are centred, as those of a Reader.
+        """
         if self.matrix.bits == 32:
             return word[e]
         if not self.matrix.quantized:
@@ -268,12 +289,14 @@ class Slices:
             part = T.shift_right(held, spread(shift)) & _bits((1 << bits) - 1)
             code = part if code is None else code | T.shift_left(part, _bits(below))
             at_word, below = at_word + count, below + bits
-        return number_of(code)
+        return number_of(code, self.matrix.zero)
 
 
-def number_of(codes):
-    """Codes as float32: they become the last bits of a float32 of 2^23, which is then subtracted."""
-    return T.reinterpret(f"float32x{WIDTH}", codes | _bits(_ulps(0))) - number(1 << MANTISSA)
+def number_of(codes, zero: int = 0):
+    """Codes minus `zero` as float32: codes become the last bits of a float32 of 2^23, which is then
+    subtracted.
+    """
+    return T.reinterpret(f"float32x{WIDTH}", codes | _bits(_ulps(0))) - number((1 << MANTISSA) + zero)
 
 
 def _ulps(count: int) -> int:

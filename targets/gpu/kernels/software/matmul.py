@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.kernels.activations import activated, capped
-from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half, select, stored
+from nearfar.targets.gpu.kernels.common import ceil_div, f32, select, stored
 from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     column_of,
@@ -30,7 +30,9 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     params,
     place_factor,
     placed_code,
+    scale_and_bias,
     scale_shape,
+    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -143,9 +145,9 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                     for g in T.serial(units.count // group_units):
                         if quantized:
                             for r in T.unroll(TILE_N):
-                                sb: T.let = w1[g, row[r]]
-                                scale[r] = low_half(sb)
-                                offset[r] = high_half(sb)
+                                sb: T.let = scale_word(job.matrix, w1, g, row[r])
+                                scale[r] = scale_and_bias(job.matrix, sb, row[r])[0]
+                                offset[r] = scale_and_bias(job.matrix, sb, row[r])[1]
                                 top[r] = offset[r] + scale[r] * T.float32(top_code_offset(bits))
                         for j in T.serial(group_units // tile_units):
                             for t in T.unroll(ceil_div(tile_k, fillers)):

@@ -21,7 +21,7 @@ from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.classes import SHARED_BYTES
 from nearfar.targets.gpu.kernels.activations import activated, capped
-from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half, select, stored
+from nearfar.targets.gpu.kernels.common import ceil_div, f32, select, stored
 from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     column_of,
@@ -32,7 +32,9 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     params,
     place_factor,
     placed_code,
+    scale_and_bias,
     scale_shape,
+    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -219,9 +221,9 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                 top[i] = top[i] * T.float32(top_code_offset(bits))
                             for r in T.unroll(rows):
                                 if quantized:
-                                    sb: T.let = w1[g, at[r]]
-                                    scale: T.let = low_half(sb)
-                                    offset: T.let = high_half(sb)
+                                    sb: T.let = scale_word(job.matrix, w1, g, at[r])
+                                    scale: T.let = scale_and_bias(job.matrix, sb, at[r])[0]
+                                    offset: T.let = scale_and_bias(job.matrix, sb, at[r])[1]
                                     for i in T.unroll(m):
                                         dot[i * rows + r] = grouped(
                                             scale, offset, dot[i * rows + r], top[i], xsum[i]

@@ -54,7 +54,7 @@ function written(name: string): string {
 }
 
 /**
- * A regular expression of the shortest texts that are no beginning of any of `texts`.
+ * A regular expression of the shortest texts that are not the beginning of any of `texts`.
  *
  * Characters beyond ASCII have a single branch behind all beginnings, because xgrammar needs a dozen states for each
  * class of them.

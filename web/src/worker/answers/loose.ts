@@ -102,7 +102,7 @@ function settled<T, U>(other: U, read: () => T): T | U | typeof UNSURE {
   }
 }
 
-/** Reads a text from left to right; throws More at the end of the text and Other where the text is no call. */
+/** Reads a text from left to right; throws More at the end of the text and Other where the text is not a call. */
 class Scan {
   at = 0;
 

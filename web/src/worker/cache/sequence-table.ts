@@ -247,10 +247,7 @@ export class SequenceTable {
     const { tokens } = entry;
     const first = Math.floor(tokens.length / this.pageSize);
     if (tokens.length + added.length > this.writable(entry))
-      throw new Error(
-        `${added.length} tokens do not fit the ${this.writable(entry) - tokens.length} positions left: ` +
-          "reserve before append",
-      );
+      throw new Error(`${added.length} tokens have no room: reserve before append`);
     for (const token of added) tokens.push(token);
     entry.written = Math.max(entry.written, tokens.length);
     const full = Math.floor(tokens.length / this.pageSize);

@@ -87,7 +87,7 @@ export class Launches {
     const results = backend.fetch(
       embedding ? [{ buffer: "embedding", count: rows * embedding }] : readsOf(rows, logprobs),
     );
-    // Results are awaited in order; after an earlier failure, the failure of this one is no news.
+    // Results are awaited in order; after an earlier failure, the failure of this one is not news.
     results.catch(() => undefined);
     return { step, logprobs, results };
   }

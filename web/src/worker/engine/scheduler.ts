@@ -272,7 +272,8 @@ export class Scheduler {
     const sequence = this.table.open(request.tokens);
     if (!sequence) return false;
     const copies = this.table.reserve(sequence, request.tokens.length, sequence.tokens.length + rows);
-    if (!copies) {
+    // One page stays free for each running request, which would otherwise soon preempt this one for it.
+    if (!copies || this.table.groups.some((_, group) => this.table.available(group) < this.#running.length)) {
       this.table.release(sequence);
       return false;
     }
@@ -348,8 +349,7 @@ class StepPlan {
     const bucket = this.buckets.find(
       ({ size, logits }) => size >= this.rows && logits >= this.#sampled.length,
     );
-    if (!bucket)
-      throw new Error(`no bucket holds ${this.rows} rows with ${this.#sampled.length} rows of logits`);
+    if (!bucket) throw new Error(`no bucket holds ${this.rows} rows`);
     // A request at its limit has its last token now, and needs no feed. The allowed tokens of a constrained
     // request depend on the sampled token, so the host feeds that token after it has been read.
     const feeds = this.#sampled.filter(

@@ -90,7 +90,7 @@ export class Trial<E extends Backend> {
     const told = new Set<Program>();
     return compare([...steps.keys()], async (name, kind) => {
       const found = steps.get(name);
-      if (!found) throw new Error(`${name} is no finalist`);
+      if (!found) throw new Error(`${name} is not a finalist`);
       const [program, own] = found;
       await this.#begin(program);
       // The first step of a program compiles its kernels, which takes longest.

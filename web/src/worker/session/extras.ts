@@ -1,5 +1,6 @@
-/** Code that few pages need: embeddings, decisions, and the measurement of a step. A chunk of its own. */
+/** Code that few pages need: embeddings, decisions, the measurement of a step, and the error of a wrong task. A chunk of its own. */
 
 export { checkedProfile, profileStep } from "../engine/profile.js";
 export { embedAll } from "./embeddings.js";
 export { Forced, labelTokens } from "./labels.js";
+export { wrongTask } from "./task.js";

@@ -22,7 +22,6 @@ import { type Model, type ModelHooks, openModel } from "../loading/model.js";
 import { Prompts } from "../prompts/prompts.js";
 import { Answer } from "./answer.js";
 import { Grammars } from "./grammars.js";
-import { wrongTask } from "./task.js";
 
 export interface SessionHooks extends ModelHooks {
   /** Called when the card of the model has changed. */
@@ -97,11 +96,12 @@ export class Session {
   }
 
   card(): ModelCard {
-    const { model, weights, quantization, license } = this.model.manifest;
+    const { model, weights, quantization, checkpoint, license } = this.model.manifest;
     return {
       name: model.name,
       architecture: model.architecture,
       quantization,
+      checkpoint,
       backend: this.model.backend,
       program: this.#loaded.program.name,
       choice: this.#loaded.choice,
@@ -147,7 +147,7 @@ export class Session {
       const { logprobs, options, grammar, labels } = request;
       const n = labels?.length ?? request.n;
       checkCount(n, labels ? MAX_LABELS : MAX_CHOICES);
-      if (this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
+      if (this.#loaded.executor.shape.embedding) await this.#wrongTask();
       const { model, sampling } = this.model.manifest;
       const params = parseSampling(options, logprobs, model.vocabSize, sampling);
       const { requests, left } = this.#ask(id);
@@ -158,7 +158,7 @@ export class Session {
       const { tokens: prompt } = asked;
       const extras = labels && (await this.hooks.parts.extras());
       const forced = labels && extras?.labelTokens(this.model.codec, asked, labels);
-      // A label is no answer that is taken apart: each of its tokens is told with its log-probability.
+      // A label is not an answer that is taken apart: each of its tokens is told with its log-probability.
       const shown = forced ? { ...asked, reader: () => null } : asked;
       const answer = new Answer(this.model.codec, shown, n, tell, (stats) => this.#ended(id, stats));
       const whole = asked.grammar && (await asked.grammar(grammar ?? null));
@@ -193,7 +193,7 @@ export class Session {
   /** Starts the requests for embeddings; "embedded" is the last event, or "error". */
   async embed(id: number, inputs: EmbeddingInputs, tell: (event: AnswerEvent) => void): Promise<void> {
     try {
-      if (!this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
+      if (!this.#loaded.executor.shape.embedding) await this.#wrongTask();
       const params = parseSampling({ max_tokens: 1 }, null, this.model.manifest.model.vocabSize);
       const { requests, left } = this.#ask(id);
       const { embedAll } = await this.hooks.parts.extras();
@@ -207,6 +207,10 @@ export class Session {
       this.abort(id);
       tell({ event: "error", error: toErrorRecord(error) });
     }
+  }
+
+  async #wrongTask(): Promise<never> {
+    throw (await this.hooks.parts.extras()).wrongTask(this.model.manifest.model);
   }
 
   #ask(id: number): Asked {

@@ -52,13 +52,13 @@ export async function keptOr(
   const found = await copy();
   throwIfAborted(signal);
   if (found) return { bytes: found, cached: true };
-  if (!cache || !locks) return { bytes: await keep(cache, wanted, await download(), hooks), cached: false };
-  return locks.request(`nearfar-download ${wanted.sha256}`, signal ? { signal } : {}, async () => {
-    const late = await copy();
+  const fresh = async (late?: Uint8Array<ArrayBuffer> | null) => {
     throwIfAborted(signal);
-    if (late) return { bytes: late, cached: true };
-    return { bytes: await keep(cache, wanted, await download(), hooks), cached: false };
-  });
+    return { bytes: late ?? (await keep(cache, wanted, await download(), hooks)), cached: !!late };
+  };
+  if (!cache || !locks) return fresh();
+  const lock = `nearfar-download ${wanted.sha256}`;
+  return locks.request(lock, signal ? { signal } : {}, async () => fresh(await copy()));
 }
 
 async function keep(

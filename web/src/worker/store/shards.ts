@@ -22,8 +22,8 @@ export interface ShardOptions extends Pick<DownloadOptions, "fetch" | "signal"> 
 }
 
 /**
- * Yields the shards in order, each verified. The next one is loaded while the caller uses one, so at most two
- * are in memory.
+ * Yields the shards in order, each verified. Two are loaded at a time, so that one comes while the other is
+ * verified, or one is loaded while the caller uses one: at most two are in memory.
  */
 export async function* streamShards(
   base: URL,
@@ -39,13 +39,14 @@ export async function* streamShards(
     loading?.catch(() => undefined);
     return loading;
   };
-  let next = start(shards[0]);
+  let [next, after] = [start(shards[0]), start(shards[1])];
   try {
-    for (let i = 0; next; i++) {
+    for (let i = 2; next; i++) {
       const bytes: Uint8Array<ArrayBuffer> = await next;
-      next = start(shards[i + 1]);
       yield bytes;
       store.used(bytes.length);
+      next = after;
+      after = start(shards[i]);
     }
   } finally {
     // The caller may stop early, while a download is in progress.
@@ -162,9 +163,8 @@ class ShardStore {
   #giveUpCache(error: unknown): void {
     if (!this.#cache) return;
     this.#cache = null;
-    const reason = error instanceof Error ? `${error.name}: ${error.message}` : String(error);
     this.#warn(
-      `The weights cannot be kept in the browser's storage (${reason}); the next visit downloads them again.`,
+      `The weights cannot be kept in the browser's storage (${error}); the next visit downloads them again.`,
     );
   }
 
@@ -176,13 +176,13 @@ class ShardStore {
   #tell(): void {
     let loaded = 0;
     for (const bytes of this.#received.values()) loaded += bytes;
-    const [cached, verified, uploaded, total] = [
-      this.#cachedBytes,
-      this.#verified,
-      this.#uploaded,
-      this.#total,
-    ];
-    this.options.onProgress?.({ loaded, cached, verified, uploaded, total });
+    this.options.onProgress?.({
+      loaded,
+      cached: this.#cachedBytes,
+      verified: this.#verified,
+      uploaded: this.#uploaded,
+      total: this.#total,
+    });
   }
 
   #warn(message: string): void {

@@ -188,7 +188,7 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
   dictsort: [
     "case_sensitive by reverse",
     (value, caseSensitive, by, reverse) => {
-      if (!isDict(value)) unfit(value, "is no dict");
+      if (!isDict(value)) unfit(value, "is not a dict");
       const place = by === "value" ? 1n : 0n;
       const key = (pair: Value) => (truth(caseSensitive) ? item(pair, place) : lowered(item(pair, place)));
       return sorted(pairsOf(value), key, reverse);

@@ -190,7 +190,7 @@ class Renderer {
     if (target.kind === "name") scope.values.set(target.name, value);
     else if (target.kind === "of") {
       const space = scope.get(target.space);
-      if (!(space instanceof Namespace)) throw new Fault(`${target.space} is no namespace`);
+      if (!(space instanceof Namespace)) throw new Fault(`${target.space} is not a namespace`);
       space.values.set(target.name, value);
     } else {
       const values = [...through(value)];
@@ -239,7 +239,7 @@ class Renderer {
     if (rest) values.push(...through(this.#value(rest, scope)));
     const names = new Map(named.map(([name, one]) => [name, this.#value(one, scope)]));
     const others = more ? this.#value(more, scope) : null;
-    if (others !== null && !isDict(others)) unfit(others, "after ** is no dict");
+    if (others !== null && !isDict(others)) unfit(others, "after ** is not a dict");
     for (const [name, one] of others ?? []) names.set(String(name), one);
     return { args: values, named: names };
   }
@@ -289,7 +289,7 @@ class Renderer {
         return !truth(this.#value(node.item, scope));
       case "sign": {
         const number = numeric(this.#value(node.item, scope));
-        if (number === null) throw new Fault(`${node.sign} before what is no number`);
+        if (number === null) throw new Fault(`${node.sign} before what is not a number`);
         return node.sign === "-" ? -number : number;
       }
       case "binary": {

@@ -66,7 +66,7 @@ export function words(text: string, most = -1, fromEnd = false): string[] {
     made.push(rest.slice(at, run.index));
     at = run.index + run[0].length;
   }
-  // White space at an end that was not stripped is no word.
+  // White space at an end that was not stripped is not a word.
   return [...made, rest.slice(at)].filter((word) => word !== "");
 }
 

@@ -116,7 +116,7 @@ export function truth(value: Value): boolean {
   return !!value || Number.isNaN(value);
 }
 
-/** The value as a number, with booleans as 0 and 1; null if it is no number. */
+/** The value as a number, with booleans as 0 and 1; null if it is not a number. */
 export function numeric(value: Value): bigint | number | null {
   if (typeof value === "boolean") return value ? 1n : 0n;
   return typeof value === "bigint" || typeof value === "number" ? value : null;
@@ -125,7 +125,7 @@ export function numeric(value: Value): bigint | number | null {
 /** The value as a whole number, for a place or a width. */
 export function whole(value: Value): number {
   const number = numeric(value);
-  if (typeof number !== "bigint") unfit(value, "is no whole number");
+  if (typeof number !== "bigint") unfit(value, "is not a whole number");
   return Number(number);
 }
 

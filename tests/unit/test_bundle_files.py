@@ -1,4 +1,4 @@
-"""Packs: small files in one, and what a reader says of packs that are not what they should be."""
+"""Bundle files: small files in one, and the errors of readers for damaged ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
-from nearfar.format.packs import files_of, packed, unpacked
+from nearfar.format.bundle_files import bundle, files_of, unbundled
 from tests.support import tiny
 
 
 @given(st.dictionaries(st.text(), st.binary(max_size=50), max_size=5))
-def test_what_is_packed_comes_out_and_the_same_gives_the_same(files: dict[str, bytes]) -> None:
-    assert unpacked(packed(files), "it") == files
-    assert packed(files) == packed(dict(files))
+def test_bundled_files_come_out_and_equal_files_give_equal_bytes(files: dict[str, bytes]) -> None:
+    assert unbundled(bundle(files), "it") == files
+    assert bundle(files) == bundle(dict(files))
 
 
 @pytest.mark.parametrize(
@@ -37,19 +37,19 @@ def test_what_is_packed_comes_out_and_the_same_gives_the_same(files: dict[str, b
         b"\xff\n",
     ],
 )
-def test_what_is_no_pack_is_refused_by_name(content: bytes) -> None:
-    with pytest.raises(ArtifactError, match=r"packs/it.bin is no pack"):
-        unpacked(zlib.compress(content), "packs/it.bin")
+def test_a_damaged_bundle_file_is_rejected_by_name(content: bytes) -> None:
+    with pytest.raises(ArtifactError, match=r"packs/it.bin is not a bundle file"):
+        unbundled(zlib.compress(content), "packs/it.bin")
 
 
-def test_what_is_not_compressed_is_no_pack() -> None:
-    with pytest.raises(ArtifactError, match="it is no pack"):
-        unpacked(b'[["a", 1]]\na', "it")
+def test_a_file_that_is_not_compressed_is_rejected() -> None:
+    with pytest.raises(ArtifactError, match="it is not a bundle file"):
+        unbundled(b'[["a", 1]]\na', "it")
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """An artifact with a pack of its program."""
+    """An artifact with a bundle file of its program."""
     root = tiny.write_artifact(tmp_path / "tiny")
     program = Artifact.open(root).manifest.programs[0]
     put(root, {file: (root / file).read_bytes() for file in files_of(program)})
@@ -57,23 +57,23 @@ def path(tmp_path: Path) -> Path:
 
 
 def put(root: Path, files: dict[str, bytes]) -> None:
-    """Write a pack of these files, and list it."""
-    pack = packed(files)
+    """Write a bundle file with these files, and list it in the manifest."""
+    content = bundle(files)
     (root / "packs").mkdir(exist_ok=True)
-    (root / "packs" / "f32.bin").write_bytes(pack)
-    entry: dict[str, Any] = {"file": "packs/f32.bin", "bytes": len(pack), "program": "f32"}
-    entry["sha256"] = hashlib.sha256(pack).hexdigest()
+    (root / "packs" / "f32.bin").write_bytes(content)
+    entry: dict[str, Any] = {"file": "packs/f32.bin", "bytes": len(content), "program": "f32"}
+    entry["sha256"] = hashlib.sha256(content).hexdigest()
     tiny.edit_manifest(root, lambda data: data.update(packs=[entry]))
 
 
-def test_packs_are_verified_with_the_rest(path: Path) -> None:
+def test_bundle_files_are_verified_with_the_rest(path: Path) -> None:
     Artifact.open(path).verify()
     (path / "packs" / "f32.bin").write_bytes(b"other")
     with pytest.raises(ArtifactError, match=r"packs/f32.bin is truncated"):
         Artifact.open(path).verify()
 
 
-def test_a_pack_of_other_files_is_refused(path: Path) -> None:
+def test_a_bundle_file_with_other_contents_is_rejected(path: Path) -> None:
     put(path, {"plans/f32/step.1.json": b"{}"})
     with pytest.raises(ArtifactError, match=r"packs/f32.bin of .* holds another plans/f32/step.1.json"):
         Artifact.open(path).verify()
@@ -81,9 +81,12 @@ def test_a_pack_of_other_files_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("programs", "said"),
-    [(["f16"], "one of 'f16', which is no program"), (["f32", "f32"], "two of the same")],
+    [
+        (["f16"], "names program 'f16', which the manifest does not have"),
+        (["f32", "f32"], "names a program twice"),
+    ],
 )
-def test_packs_of_no_program_or_of_one_twice_do_not_add_up(
+def test_bundle_files_of_an_unknown_program_or_of_one_twice_are_rejected(
     path: Path, programs: list[str], said: str
 ) -> None:
     def change(data: dict[str, Any]) -> None:

@@ -1,0 +1,132 @@
+"""Converts the keys of architectures with Mamba-2 layers: Granite 4 h, Nemotron-H and Falcon-H1.
+
+The keys are those of llama.cpp's `conversion/granite.py`, `nemotron.py`, `falcon_h1.py` and `mamba.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nearfar.build.weights.gguf.facts import Facts
+
+BY_LAYER = ("attention.head_count_kv", "feed_forward_length")
+"""Keys with a number for each layer, 0 where the layer has no such part."""
+
+
+@dataclass(frozen=True)
+class _Mixer:
+    """The sizes of a file's Mamba-2 layers, and the first of these layers."""
+
+    heads: int
+    inner: int
+    groups: int
+    depth: int
+    taps: int
+    first: int
+
+
+def keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a file with one size where it has one for each layer: the largest. `<key>.each` has all."""
+    out = dict(given)
+    for key in BY_LAYER:
+        if isinstance(out.get(key), list) and out[key]:
+            out[f"{key}.each"], out[key] = out[key], max(out[key])
+    return out
+
+
+def granite_hybrid(facts: Facts, multipliers: Callable[[Facts], None]) -> None:
+    """Granite 4 h without experts. `multipliers` reads Granite's four."""
+    read, config = facts.read, facts.config
+    if read.size("expert_count", 0, least=0):
+        read.refuse("expert_count", "0: experts of this architecture are read from safetensors only")
+    read.given("expert_used_count")
+    types = _types(facts, ("mamba", "attention"))
+    mixer = _mixer(facts, types)
+    hidden = config["hidden_size"]
+    if mixer.inner % hidden:
+        read.refuse("ssm.inner_size", f"a multiple of embedding_length, which is {hidden:,}")
+    turning = read.flag("rope.scaling.finetuned", True)
+    inner = read.size("expert_shared_feed_forward_length", config["intermediate_size"])
+    attending = types.index("attention") if "attention" in types else 0
+    config |= _mamba_keys(facts, mixer) | {
+        "model_type": "granitemoehybrid",
+        "layer_types": types,
+        "position_embedding_type": "rope" if turning else "nope",
+        "num_local_experts": 0,
+        "shared_intermediate_size": inner,
+        "shared_mlp_apart": True,
+        "mamba_expand": mixer.inner // hidden,
+        "attention_bias": facts.has("attn_q.bias", attending),
+    }
+    multipliers(facts)
+
+
+def nemotron_h(facts: Facts) -> None:
+    """Nemotron-H, of whose least dt the files say nothing: llama.cpp has no bound."""
+    config = facts.config
+    types = _types(facts, ("mamba", "attention", "mlp"))
+    mixer = _mixer(facts, types)
+    facts.read.given("attention.layer_norm_epsilon")  # of another layer, which only models with experts have
+    bias = facts.has("ssm_in.bias", mixer.first)
+    config |= {
+        "model_type": "nemotron_h", "layers_block_type": types, "layer_norm_epsilon": config["rms_norm_eps"],
+        "mamba_num_heads": mixer.heads, "mamba_head_dim": mixer.inner // mixer.heads,
+        "ssm_state_size": mixer.depth, "n_groups": mixer.groups, "conv_kernel": mixer.taps,
+        "use_conv_bias": facts.has("ssm_conv1d.bias", mixer.first), "use_bias": bias,
+        "mlp_bias": facts.has("ffn_up.bias", types.index("mlp") if "mlp" in types else 0),
+        "time_step_min": 0.0,
+    }  # fmt: skip
+
+
+def falcon_h1(facts: Facts) -> None:
+    """Falcon-H1, whose multipliers are in the tensors already."""
+    config, mixer = facts.config, _mixer(facts, ["mamba"])
+    config |= _mamba_keys(facts, mixer) | {
+        "model_type": "falcon_h1",
+        "mamba_d_ssm": mixer.inner,
+        "mamba_rms_norm": facts.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": facts.has("ssm_out.bias"),
+        "attention_bias": facts.has("attn_q.bias"),
+        "mlp_bias": facts.has("ffn_gate.bias"),
+    }
+
+
+def _types(facts: Facts, kinds: tuple[str, ...]) -> list[str]:
+    """The type of each layer: one that has heads of keys attends, one that has an MLP of its own is that."""
+    read, layers = facts.read, facts.config["num_hidden_layers"]
+
+    def each(key: str) -> list[int]:
+        read.given(f"{key}.each")
+        found = read.config.get(f"{key}.each", [read.config.get(key, 0)] * layers)
+        if len(found) != layers or not all(type(item) is int and item >= 0 for item in found):
+            read.refuse(key, f"a number for each of {layers} layers")
+        return list(found)
+
+    heads = each(BY_LAYER[0])
+    inner = each(BY_LAYER[1]) if "mlp" in kinds else [0] * layers
+    return [kinds[1] if h else kinds[-1] if n else kinds[0] for h, n in zip(heads, inner, strict=True)]
+
+
+def _mixer(facts: Facts, types: list[str]) -> _Mixer:
+    size = {
+        key: facts.read.size(f"ssm.{key}")
+        for key in ("time_step_rank", "inner_size", "group_count", "state_size", "conv_kernel")
+    }
+    heads, inner = size["time_step_rank"], size["inner_size"]
+    if inner % heads:
+        facts.read.refuse("ssm.inner_size", f"a multiple of ssm.time_step_rank, which is {heads}")
+    first = types.index("mamba") if "mamba" in types else 0
+    return _Mixer(heads, inner, size["group_count"], size["state_size"], size["conv_kernel"], first)
+
+
+def _mamba_keys(facts: Facts, mixer: _Mixer) -> dict[str, Any]:
+    """The keys of Mamba-2 layers as Granite and Falcon have them."""
+    return {
+        "mamba_n_heads": mixer.heads, "mamba_d_head": mixer.inner // mixer.heads,
+        "mamba_n_groups": mixer.groups, "mamba_d_state": mixer.depth, "mamba_d_conv": mixer.taps,
+        "mamba_conv_bias": facts.has("ssm_conv1d.bias", mixer.first),
+        "mamba_proj_bias": facts.has("ssm_in.bias", mixer.first),
+    }  # fmt: skip

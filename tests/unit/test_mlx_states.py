@@ -1,0 +1,70 @@
+"""Recurrent states on MLX: the gated delta rule in chunks, and the order in which rows change states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
+
+import mlx.core as mx
+
+from nearfar.edge_runtime.executors.mlx.delta import CHUNK, Gated, gated_delta
+from nearfar.edge_runtime.executors.mlx.turns import turns
+
+KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM = 2, 4, 12, 20
+Array = npt.NDArray[Any]
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["different keys", "equal keys"])
+@pytest.mark.parametrize("rows", [1, 5, CHUNK, 2 * CHUNK + 7])
+def test_chunks_are_rows_one_by_one(rows: int, alike: bool) -> None:
+    """Equal keys with rates near 1 and hardly any decay: there inverses by powers lose all digits."""
+    rng = np.random.default_rng(rows)
+    x = rng.normal(size=(rows, 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM))
+    gates = rng.normal(size=(rows, 2 * HEADS))
+    if alike:
+        x[:, : 2 * KEY_HEADS * KEY_DIM] = x[0, : 2 * KEY_HEADS * KEY_DIM]
+        gates += np.repeat([-8.0, 8.0], HEADS)
+    a_log, dt_bias = rng.normal(size=HEADS), rng.normal(size=HEADS)
+    state = rng.normal(size=(HEADS, 1, KEY_DIM, VALUE_DIM))
+    rule = Gated(KEY_HEADS, HEADS, KEY_DIM, 1e-6)
+    parts = rule.parts(*(mx.array(each.astype(np.float32)) for each in (x, gates, a_log, dt_bias)))
+    out, after = gated_delta(mx.array(state.astype(np.float32)), [part[:, None] for part in parts])
+    expected, last = one_by_one(x, gates, a_log, dt_bias, state[:, 0])
+    np.testing.assert_allclose(np.array(out)[:, 0], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.array(after)[:, 0], last, rtol=1e-4, atol=1e-4)
+
+
+def one_by_one(x: Array, gates: Array, a_log: Array, dt_bias: Array, state: Array) -> tuple[Array, Array]:
+    """Outputs [heads, rows, value_dim] and the last state, in float64 (nearfar.step.ops.Delta)."""
+    keys, each, out = KEY_HEADS * KEY_DIM, HEADS // KEY_HEADS, np.zeros((HEADS, len(x), VALUE_DIM))
+    for row, (line, gate) in enumerate(zip(x, gates, strict=True)):
+        for head in range(HEADS):
+            first = head // each * KEY_DIM
+            q, k = (
+                part / np.sqrt((part**2).sum() + 1e-6)
+                for part in (line[first : first + KEY_DIM], line[keys + first : keys + first + KEY_DIM])
+            )
+            v = line[2 * keys + head * VALUE_DIM : 2 * keys + (head + 1) * VALUE_DIM]
+            decay = np.exp(-np.exp(a_log[head]) * np.logaddexp(0, gate[head] + dt_bias[head]))
+            kept, rate = decay * state[head], 1 / (1 + np.exp(-gate[HEADS + head]))
+            state[head] = kept + np.outer(k, rate * (v - k @ kept))
+            out[head, row] = KEY_DIM**-0.5 * q @ state[head]
+    return out, state
+
+
+def test_rows_of_a_sequence_are_taken_in_order() -> None:
+    """Slot 0 passes a border of columns; slots 1 and 2 have one row each and go together; 3 begins."""
+    stride, table = 8, np.arange(16).reshape(4, 4)
+    positions = np.array([6, 7, 8, 9, 5, 16, 0, 1])
+    slots = np.array([0, 0, 0, 0, 1, 2, 3, 3])
+    found = turns(positions, slots, table, stride)
+    assert [turn.rows.tolist() for turn in found] == [[[4], [5]], [[0, 1], [6, 7]], [[2, 3]]]
+    assert [turn.before for turn in found] == [(4, 9), (0, -1), (0,)]
+    assert [turn.pages for turn in found] == [(4, 10), (0, 12), (1,)]
+    x = mx.arange(8)[None]
+    assert [np.array(turn.take(x)).tolist() for turn in found] == [[turn.rows.tolist()] for turn in found]
