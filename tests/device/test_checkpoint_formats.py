@@ -117,7 +117,7 @@ def test_a_group_that_there_is_not_is_named(tmp_path: Path) -> None:
     made = gptq()
     made.tensors["model.layers.1.mlp.up_proj.g_idx"][5] = 2
     root = made.write(tmp_path / "x")
-    with pytest.raises(CheckpointError, match=r"up_proj.g_idx' gives input 5 group 2, where there are 2"):
+    with pytest.raises(CheckpointError, match=r"up_proj.g_idx' gives input 5 group 2, but has 2 groups"):
         open_source(BuildOptions(str(root), tmp_path))
 
 

@@ -59,6 +59,8 @@ OTHERWISE = {
     "glm-plain": "all of each head rotates",
     "glm-unbiased": "all of each head rotates",
     "gemma-biased": "there are no biases, and the head is always the embedding",
+    "granitemoehybrid-experts": "hidden_act is always silu",
+    "qwen2_moe-mixed": "every layer has experts, windows are left out, and hidden_act is always silu",
     "granitemoehybrid-still": "the MLP has the size of intermediate_size",
     "qwen2_5_vl-with-qwen2_5_vl_text-text": "windows are left out",
     "mixtral-window": "windows are left out, hidden_act is always silu, and head_dim is hidden_size / heads",
