@@ -43,7 +43,8 @@ def test_logits_are_those_of_the_reference(case: Case) -> None:
     np.testing.assert_allclose(found, np.concatenate(expected), rtol=2e-4, atol=2e-4)
     matrices = {op.weight for op in reference.step.ops if isinstance(op, ops.Linear | ops.Logits)}
     assert set(seen) == matrices
-    assert len(body) >= len(reference.step.caches)
+    # A recurrent layer has two caches: a window of inputs, and a state.
+    assert len(body) >= sum(cache.parts != "state" for cache in reference.step.caches)
 
 
 def test_keys_and_queries_are_told_as_attention_has_them() -> None:
