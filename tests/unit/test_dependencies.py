@@ -60,6 +60,7 @@ that it imports. "" is nearfar without extras.
 UNMET = {
     ("edge_runtime/executors/drivers.py", "triton"): "torch brings it where there is a CUDA",
     ("src/nearfar/store/serving.py", "torch"): "is looked for",
+    ("src/nearfar/store/serving.py", "tvm"): "is looked for",
 }
 NAMELESS = {"ziglang", "opentelemetry-exporter-otlp-proto-http"}
 """Packages that are used without an import of their own: a program, and a part of the name opentelemetry."""
