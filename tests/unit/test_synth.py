@@ -14,6 +14,7 @@ from nearfar.build.weights.headers import flattened
 from nearfar.build.weights.packed.contract import Wanted
 from nearfar.cli import typer_app
 from nearfar.errors import BuildError
+from nearfar.step import ops
 from nearfar.step.reading import read_model
 from tests.support.architectures import CASES, Case, eager
 
@@ -95,9 +96,12 @@ def test_transformers_loads_every_architecture(case: Case, tmp_path: Path) -> No
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert torch.isfinite(model(torch.tensor([[500, 3, 4]])).logits).all()
-    values = checkpoint.read("model.embed_tokens.weight").astype(np.float32)
+    step = shape.built.step
+    named = {param.name: param for param in step.params}
+    embedding = next(op for op in step.ops if isinstance(op, ops.Embed))
+    values = checkpoint.read(named[embedding.table].pieces[0].tensor).astype(np.float32)
     assert abs(values.std() / STD - 1) < 0.05
-    norm = next(param for param in shape.built.step.params if param.name in ("norm", "embedding_norm"))
+    norm = named[next(op.weight for op in reversed(step.ops) if isinstance(op, ops.Norm))]
     stored = checkpoint.read(norm.pieces[0].tensor).astype(np.float32)
     assert (norm.folded(stored) == norm.scale).all()
 
