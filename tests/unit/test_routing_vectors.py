@@ -48,7 +48,7 @@ def test_a_fitted_router_judges_prompts_and_beginnings_of_answers() -> None:
         verdicts = {case["doubt"] is None for case in recorded["cases"] if case["ended"] == ended}
         assert verdicts == {True, False}
     for change in recorded["refused"]:
-        with pytest.raises(RequestError, match="no router") as raised:
+        with pytest.raises(RequestError, match="not a router") as raised:
             FittedRouter.parse({**recorded["router"], **change})
         assert raised.value.param == "router", change
 
