@@ -60,7 +60,7 @@ def find_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> ChatT
         return ChatTemplates()
     if "default" not in named and len(named) > 1:
         raise ArtifactError(
-            f"of the chat templates {', '.join(sorted(named))} none is named default: give the one for "
+            f"of the chat templates {', '.join(sorted(named))} none is called default: give the one for "
             "plain chats this name"
         )
     plain = named.get("default", next(iter(named.values())))
