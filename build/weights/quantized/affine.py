@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.contract import Carried, Shape, Wanted, most_common
 from nearfar.build.weights.quantize import F32, LARGEST, Scheme
+from nearfar.build.weights.quantized.contract import Carried, Shape, Wanted, most_common
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.quantized import QuantTensor
@@ -106,7 +106,7 @@ def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F1
 
 
 class Format(ABC):
-    """The part of `Packed` that all formats share. `wanted` names the tensors that hold a matrix."""
+    """The part of `Quantized` that all formats share. `wanted` names the tensors that hold a matrix."""
 
     name: str
 
@@ -162,7 +162,7 @@ class Format(ABC):
 
     @abstractmethod
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """See Packed."""
+        """See Quantized."""
 
 
 class AffineFormat(Format):

@@ -42,7 +42,7 @@ class Carried:
     rounded: int = 0
 
 
-class Packed(Protocol):
+class Quantized(Protocol):
     """The quantized matrices of one checkpoint; made by a format's `of`, which has read the settings.
 
     Matrices have the names of the unquantized model, `X.weight`, even if no tensor has that name.
