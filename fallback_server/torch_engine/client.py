@@ -19,13 +19,13 @@ from nearfar.errors import (
     RequestError,
 )
 from nearfar.fallback_server.backend import (
+    BackendEvent,
     BackendInfo,
     BackendStats,
     EmbedRequest,
     LabelScores,
     Sampling,
     ScoreRequest,
-    TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
@@ -90,10 +90,10 @@ class TokenStream(EventStream):
         super().fail(error)
         self._backend.forget(self)
 
-    def put(self, event: TokenEvent | NearfarError) -> None:
+    def put(self, event: BackendEvent | NearfarError) -> None:
         """Append an event for the reader; the last event closes the stream."""
         if not self.done:
-            if not self.emitted and isinstance(event, TokenEvent):
+            if not self.emitted and isinstance(event, BackendEvent):
                 event = replace(event, queued=self.queued)
             self.emitted = True
             self.done = isinstance(event, NearfarError) or event.finish is not None
@@ -168,7 +168,7 @@ class TorchBackend:
         """End a request with an event of finish "abort"."""
         stream = self._streams.get(request_id)
         if stream is not None:
-            stream.put(TokenEvent(None, "abort"))
+            stream.put(BackendEvent(None, "abort"))
             self.forget(stream)
 
     def forget(self, stream: TokenStream) -> None:
@@ -373,7 +373,7 @@ class TorchBackend:
             case _:
                 pass
 
-    def _put(self, request_id: str, item: TokenEvent | NearfarError) -> None:
+    def _put(self, request_id: str, item: BackendEvent | NearfarError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.put(item)

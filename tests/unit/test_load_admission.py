@@ -13,7 +13,7 @@ import pytest
 
 from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.errors import OverloadError
-from nearfar.fallback_server.backend import TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendEvent, TokenRequest
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
@@ -22,8 +22,8 @@ from nearfar.fallback_server.token_stream import EventStream, TaskStreams, Unrea
 from nearfar.fallback_server.torch_engine.client import TokenStream
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
-PLAIN = TokenEvent(7)
-RICH = TokenEvent(7, None, -0.5, tuple(Logprob(n, -1.0) for n in range(20)))
+PLAIN = BackendEvent(7)
+RICH = BackendEvent(7, None, -0.5, tuple(Logprob(n, -1.0) for n in range(20)))
 
 
 async def test_chats_without_a_bound_of_their_own_are_let_in_by_their_prompts(tmp_path: Path) -> None:
