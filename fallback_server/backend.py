@@ -100,7 +100,8 @@ class EmbedRequest:
 
 @dataclass(frozen=True)
 class BackendEvent:
-    """One sampled token of a backend (the engine of a device has a TokenEvent); the last event of a request has `finish`.
+    """One sampled token, as a backend reports it: an engine of a device has TokenEvent. The last event of a
+    request has `finish`.
 
     The first event carries `prompt_logprobs`: one entry per prompt token from `prompt_logprobs_from` on; that
     of the very first token is None.
