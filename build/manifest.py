@@ -129,7 +129,7 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
             m.group,
             reasons.get(name),
             report.carried.get(name),
-            _three_digits(report.steps.get(name)),
+            _three_digits(report.changes.get(name)),
             m.scales,
             tuple(StoredRows(piece.n, piece.bits, piece.group, piece.scales) for piece in m.pieces),
         )

@@ -17,8 +17,8 @@ from nearfar.build.unread import check_unread, foreign_code
 from nearfar.build.weights.adapted import merged
 from nearfar.build.weights.choice import choose_matrices
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.lora import open_lora
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.quantized import find_quantized
 from nearfar.build.weights.quantized.contract import Quantized, finer, held_in

@@ -21,9 +21,9 @@ class Unread:
     def __init__(self, most: int = UNREAD_BYTES) -> None:
         self.most = most
         self.bytes = 0
-        self._streams: set[EventStream] = set()
+        self._streams: set[BackendStream] = set()
 
-    def add(self, stream: EventStream, count: int) -> None:
+    def add(self, stream: BackendStream, count: int) -> None:
         """Change a stream's unread bytes by `count`. Above the limit the stream with the most fails with
         OverloadError.
         """
@@ -37,7 +37,7 @@ class Unread:
             max(self._streams, key=lambda each: each.unread).fail(OverloadError(TOO_SLOW, 1.0))
 
 
-class EventStream:
+class BackendStream:
     """Events of a request, for `async for`. Unread events are counted in `all_unread` and kept small: a token
     without further data is kept as its id alone.
     """
@@ -118,7 +118,7 @@ def _size(event: BackendEvent | NearfarError | int) -> int:
     return 200 + 150 * len(event.top) + sum(350 + 150 * len(entry[1]) for entry in prompt if entry)
 
 
-class TaskStream(EventStream):
+class TaskStream(BackendStream):
     """Events of a request that a task computes."""
 
     def __init__(self, all_unread: Unread) -> None:
@@ -126,7 +126,7 @@ class TaskStream(EventStream):
         self.task: asyncio.Task[None] | None = None
 
     def fail(self, error: NearfarError) -> None:
-        """See EventStream."""
+        """See BackendStream."""
         super().fail(error)
         if self.task is not None:
             self.task.cancel()

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from transformers import AutoConfig
 
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import to_float32
 from nearfar.build.weights.quantized import find_quantized
 

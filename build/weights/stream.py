@@ -101,9 +101,9 @@ class Report:
     """The format that the checkpoint is quantized in."""
     carried: dict[str, Carriage] = field(default_factory=dict)
     """How each matrix was carried over that the checkpoint has quantized; the worst case of its sources."""
-    steps: dict[str, float] = field(default_factory=dict)
-    """By how many steps (distances of two codes) a matrix's weights changed at most, where its codes were
-    carried over and its offsets rounded.
+    changes: dict[str, float] = field(default_factory=dict)
+    """By how much a matrix's weights changed at most, in distances of two codes, where its codes were carried
+    over and its offsets rounded.
     """
     anew: Counter[tuple[str, str]] = field(default_factory=Counter)
     """The number of tensors that were requantized in a build that keeps codes, by their format in the
@@ -134,7 +134,7 @@ class _Done:
 
     piece: Piece
     carried: Carriage | None = None
-    step: float = 0.0
+    change: float = 0.0
     rounded: int = 0
 
 
@@ -187,7 +187,7 @@ class WeightStream:
         report.rounded += done.rounded
         if done.carried is not None:
             report.carried[name] = max(report.carried.get(name, "exact"), done.carried, key=CARRIED.index)
-            report.steps[name] = max(report.steps.get(name, 0.0), done.step)
+            report.changes[name] = max(report.changes.get(name, 0.0), done.change)
 
     def _slices(self) -> Iterator[tuple[_Job, _Done]]:
         """Yield the slices in order; threads work on the next ones."""
@@ -227,7 +227,7 @@ class WeightStream:
         if quantized is not None and matrix.quantized and job.tensor in self.keeps:
             found = quantized.carry(job.tensor, job.start, job.stop, matrix.scales)
             rows = _centred(found.rows, matrix).widened(matrix.bits, matrix.group, matrix.k)
-            return _Done(rows, CARRIED[1] if found.step else CARRIED[0], found.step, found.rounded)
+            return _Done(rows, CARRIED[1] if found.change else CARRIED[0], found.change, found.rounded)
         anew: Carriage | None = "requantized" if quantized is not None else None
         if self.solved is not None and job.tensor in self.solved:
             return _Done(self.solved[job.tensor][slice(job.start, job.stop)], anew)

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from nearfar.edge_runtime.grammars import Grammar, Kept, key_of
+from nearfar.edge_runtime.grammars import BoundedCache, Grammar, key_of
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import (
     CheckpointError,
@@ -30,7 +30,7 @@ from nearfar.fallback_server.backend import (
 )
 from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.scoring import score_by_prompts
-from nearfar.fallback_server.token_stream import EventStream, Unread, check_new, check_room
+from nearfar.fallback_server.token_stream import BackendStream, Unread, check_new, check_room
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
@@ -60,7 +60,7 @@ LEARNT_BYTES = 256 << 20  # bytes of compiled grammars that the worker is told t
 SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
 
 
-class TokenStream(EventStream):
+class TokenStream(BackendStream):
     """The events of one request. `aclose` cancels it."""
 
     def __init__(self, backend: TorchBackend, request: TokenRequest) -> None:
@@ -83,7 +83,7 @@ class TokenStream(EventStream):
         await self._backend.cancel(self.request.id)
 
     def fail(self, error: NearfarError) -> None:
-        """End the stream with an error (see EventStream). It replaces the end of a complete but unread
+        """End the stream with an error (see BackendStream). It replaces the end of a complete but unread
         answer.
         """
         self.done = False
@@ -129,7 +129,7 @@ class TorchBackend:
         )
         self._grammars.start(here=False)
         # the grammars that this worker keeps, as it was told
-        self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)
+        self._learnt: BoundedCache[str, None] = BoundedCache(LEARNT_BYTES)
         self._streams: dict[str, TokenStream] = {}
         self.unread = Unread()
         self._embeds: dict[str, _EmbedJob] = {}

@@ -17,7 +17,7 @@ import pytest
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantized import find_quantized
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.step.reading import read_model

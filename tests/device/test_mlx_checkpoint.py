@@ -142,7 +142,7 @@ def test_modes_of_floats_are_what_mlx_makes_of_them(tmp_path: Path, mode: str, b
         if scheme is not None:
             assert (scheme.bits, scheme.group_size) == (5, group)
             rows = source.quantized.carry(name, 0, len(expected))
-            assert rows.step == 0
+            assert rows.change == 0
             np.testing.assert_array_equal(dequantize(rows.rows, group), expected)
     if mode == "mxfp4":  # and the artifact runs
         (made,) = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu",), **FEW))

@@ -11,7 +11,7 @@ import pytest
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.cli.inspect import read_tensors
 from tests.shared_data import shared_data
 from tests.support.commands import nearfar

@@ -77,8 +77,8 @@ class Affine:
                 )
             codes = self.levels.scales, self.levels.biases
             return Carried(QuantTensor.of_codes(self.codes, *codes, bits, units))
-        (scales, biases), step, rounded = near(self.scales, self.biases, bits, name)
-        return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), step, rounded)
+        (scales, biases), change, rounded = near(self.scales, self.biases, bits, name)
+        return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), change, rounded)
 
 
 def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F16, F16], float, int]:
@@ -101,8 +101,8 @@ def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F1
     ds, db = (h.astype(np.float64) - w for h, w in zip(half, wide, strict=True))
     # A weight's error is linear in its code, so it is largest at the first code or the last.
     error = np.maximum(np.abs(db), np.abs(ds * (2**bits - 1) + db))
-    step = float((error / np.maximum(np.abs(wide[0]), SMALLEST)).max(initial=0.0))
-    return half, step, int(np.count_nonzero(ds)) + int(np.count_nonzero(db))
+    change = float((error / np.maximum(np.abs(wide[0]), SMALLEST)).max(initial=0.0))
+    return half, change, int(np.count_nonzero(ds)) + int(np.count_nonzero(db))
 
 
 class Format(ABC):

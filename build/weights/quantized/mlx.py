@@ -117,8 +117,8 @@ class Mlx(AffineFormat):
             self.checkpoint.read(f"{base}.{part}", start, stop).astype(np.float32)
             for part in ("scales", "biases")
         ]
-        half, step, rounded = near(wide[0], wide[1], own.bits, tensor)
-        return Carried(QuantTensor(words, *half, own.bits), step, rounded)
+        half, change, rounded = near(wide[0], wide[1], own.bits, tensor)
+        return Carried(QuantTensor(words, *half, own.bits), change, rounded)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
         """The dequantized rows, in any mode."""
