@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.folders import HOME
-from tests.support import groups, times, turns
+from tests.support import certificates, groups, times, turns
 from tests.support.artifacts import Built
 from tests.support.kept import use_kept
 
@@ -24,6 +24,7 @@ os.environ.setdefault("NEARFAR_READY", "no")
 # Content-addressed results are shared by all tests, and by the next session: `nearfar-tests` in the user's
 # folder for caches, which can be deleted at any time.
 use_kept(os.environ)
+certificates.share()
 
 # A shell without job control starts background commands with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.
@@ -54,6 +55,14 @@ ALONE = ("e2e/test_ray", "e2e/test_soak")
 """Tests that take the whole machine (servers under load): `make test` runs them one by one, the others side
 by side. A processor idles meanwhile: a test that waits for events, however long they take, is none of these.
 """
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m alone`, leave out files without such tests: to import all files takes 15 CPU seconds."""
+    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+        return None
+    path = collection_path.relative_to(Path(__file__).parent).as_posix()
+    return None if path.startswith(ALONE) or "mark.alone" in collection_path.read_text() else True
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook

@@ -142,7 +142,8 @@ class Child:
 
     async def _healthy(self) -> bool:
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=self.options.look) as http:
+            # Plain HTTP needs no certificates, which take 20 ms of processor time to read.
+            async with httpx.AsyncClient(trust_env=False, verify=False, timeout=self.options.look) as http:
                 found = await http.get(f"{self.address}/health")
         except httpx.HTTPError:
             return False
@@ -169,6 +170,7 @@ class Child:
                 await self._launch()
                 await self._healthy_within(self.options.start)
                 wait = self.options.wait
+                log.info("vLLM is healthy again")
             except (EngineError, RequestError, OSError) as error:
                 log.error("vLLM does not start: %s", error)
                 await self._end(0.0)

@@ -19,6 +19,7 @@ from tests.shared_data import shared_data
 from tests.support.browser import ARGUMENTS, PATIENCE_MS, Page, browser, launch, new_page, serve
 from tests.support.made_up_cloud import CLOUD, SET_CLOUD, cloud_page
 from tests.support.toy_artifact import copy_artifact, heldout_script, write_toy_artifact
+from tests.support.turns import in_turns
 
 LINK = {"prompt": "Tell me", "max_tokens": 60, "temperature": 0, "raw": 1}
 
@@ -281,6 +282,7 @@ def test_a_link_that_cannot_be_read_says_so(chromium: Any, address: str) -> None
     assert "max_tokens=many" in page.notice
 
 
+@in_turns("scheme")
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_fault(chromium: Any, address: str, scheme: Any, width: int) -> None:

@@ -23,6 +23,7 @@ from nearfar.errors import BuildError, CheckpointError
 from nearfar.step.reading import read_model
 from tests.support.quantized import CONFIG, answer, greedy, read_back, write
 from tests.support.quantized_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
+from tests.support.turns import share
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -41,7 +42,7 @@ def test_weights_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
             assert np.abs(carried[tensor] - value).max() <= made.step * largest, tensor
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", share(RUN, 2))
 def test_built_and_run(name: str, tmp_path: Path) -> None:
     made = FORMATS[name]()
     root = made.write(tmp_path / name)

@@ -25,6 +25,7 @@ from tests.support.gguf_files import WIDE
 from tests.support.parity import SMALL, check_answers, last
 from tests.support.quantized import CONFIG, answer, greedy, weights, write
 from tests.support.step_reference import StepReference
+from tests.support.turns import share
 
 ARCHITECTURES = {
     "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
@@ -61,7 +62,7 @@ def like_gguf(case: Case) -> Case:
     return replace(case, name=f"{case.name}-gguf", config={**case.config, **changes}) if changes else case
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", share(cases(), 2), ids=str)
 def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
     # the file has no suffix, and its content tells the format
     file = gguf_files.write(checkpoint(case), tmp_path / "a-model")
@@ -135,7 +136,7 @@ ROUNDED = ("IQ4_XS", "IQ3_S")
 STORED = {"Q4_K": (4, 32, OF_GGUF["Q4_K"]), "Q6_K": (6, 16, OF_GGUF["Q6_K"])}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", share(KINDS, 3))
 def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
     file, floats = gguf_files.mixed(tmp_path, kind)
     floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}

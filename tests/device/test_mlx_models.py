@@ -23,6 +23,7 @@ from tests.support.late import late
 from tests.support.massive import GROWTH, Massive
 from tests.support.mlx_artifact import Direct
 from tests.support.recurrent_cases import RECURRENT
+from tests.support.turns import share
 
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
@@ -74,7 +75,7 @@ FLOATS = ("qwen3_moe", "granitemoe", *OURS)
 """Model types of which mlx-lm joins the experts' matrices only if they are floats."""
 
 
-@pytest.fixture(scope="module", params=ATTENDING, ids=str)
+@pytest.fixture(scope="module", params=share(ATTENDING, 2, lambda case: case.model_type), ids=str)
 def made(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found

@@ -12,13 +12,20 @@ from tests.support.architectures import ATTENDING, checkpoint
 from tests.support.cases import Case
 from tests.support.parity import check_answers, opened
 from tests.support.recurrent_cases import RECURRENT, STATE_SPACES
+from tests.support.turns import share
 
 SHORT = ("olmo2-plain",)
 """Cases whose heads ONNX Runtime has no attention for."""
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in ATTENDING if str(case) not in SHORT and not case.experts], ids=str
+    "case",
+    share(
+        [case for case in ATTENDING if str(case) not in SHORT and not case.experts],
+        2,
+        lambda case: case.model_type,
+    ),
+    ids=str,
 )
 def test_answers_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     with opened(case, "onnx", tmp_path) as engine:

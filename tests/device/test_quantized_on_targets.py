@@ -20,7 +20,7 @@ from nearfar.kernels.buckets import Buckets
 from tests.support.backends import require
 from tests.support.commands import nearfar
 from tests.support.gguf_files import FLOATS, MIXED, mixed
-from tests.support.turns import in_turns
+from tests.support.turns import in_turns, share
 
 KINDS = (*BLOCKS, *MIXED, *FLOATS)
 PLACES = [
@@ -46,7 +46,7 @@ def few_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @in_turns("place")
 @pytest.mark.parametrize("place", PLACES, ids="-".join)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", share(KINDS, 2))
 def test_each_type_of_gguf_on_each_target(
     kind: str, place: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

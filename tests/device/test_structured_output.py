@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from nearfar.edge_runtime import Engine
-from tests.support.backends import BACKENDS, FAST, Lab
+from tests.support.backends import BACKENDS, Lab
 from tests.support.commands import nearfar
 from tests.support.turns import paired
 
@@ -31,10 +31,7 @@ ASK = [{"role": "user", "content": "Which book do you like best?"}]
 
 
 SEEDS = range(3)
-ASKED = [
-    *((backend, seed) for backend in FAST for seed in SEEDS),
-    *paired([backend for backend in BACKENDS if backend not in FAST], SEEDS),
-]
+ASKED = paired(BACKENDS, SEEDS)
 """Backends and seeds."""
 
 

@@ -151,7 +151,8 @@ def test_a_front_starts_before_the_servers_behind_it(serve: Serve) -> None:
 def test_sigterm_lets_streams_finish_and_a_deadline_ends_them(serve: Serve, artifact: Path) -> None:
     for drain, finished in (("120", True), ("0", False)):
         server = serve(artifact, "--threads", "1", "--drain", drain, "--log-format", "json")
-        body = {**BODY, "max_tokens": 500, "stream": True, "ignore_eos": True, "logprobs": 20, "n": 4}
+        count = 120 if finished else 500
+        body = {**BODY, "max_tokens": count, "stream": True, "ignore_eos": True, "logprobs": 20, "n": 4}
         lines = []
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as response:
             for line in response.iter_lines():

@@ -14,7 +14,8 @@ import hashlib
 import os
 import subprocess
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
@@ -46,6 +47,33 @@ def paired(firsts: Sequence[First], seconds: Sequence[Second]) -> list[tuple[Fir
     if number is None:
         return [(first, second) for first in firsts for second in seconds]
     return [(first, seconds[(number + at) % len(seconds)]) for at, first in enumerate(firsts)]
+
+
+def share(
+    cases: Sequence[First], parts: int, kind: Callable[[First], str] | None = None
+) -> list[First]:
+    """Every `parts`-th of the cases in this turn, and others in the next: `parts` turns in a row run all.
+    All cases where all turns run. With `kind`, every `parts`-th of the cases of each kind.
+
+    For cases that are dear before a test asks for them (jobs that a fixture compiles as one library), and
+    for long lists of cases of which many are much alike.
+    """
+    number = turn()
+    if number is None:
+        return list(cases)
+    kinds: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    chosen = []
+    for at, case in enumerate(cases):
+        if kind is None:
+            place = at + at // parts  # cases come in twos and fours: or a size would always meet one target
+        else:
+            name = kind(case)
+            place = kinds.setdefault(name, len(kinds)) + seen[name]
+            seen[name] += 1
+        if (number + place) % parts == 0:
+            chosen.append(case)
+    return chosen
 
 
 def opposed(pair: tuple[Any, Any], *choices: tuple[Any, Any]) -> list[tuple[Any, ...]]:

@@ -20,6 +20,7 @@ from nearfar.errors import DeviceError, DeviceLost, RequestError
 from tests.support import tiny
 from tests.support.faults import Faults, Faulty
 from tests.support.numpy_executor import NumpyExecutor
+from tests.support.turns import share
 
 PAGES = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -117,7 +118,7 @@ async def clean(pipelined: bool) -> tuple[list[Outcome], int, int]:
 @both
 async def test_after_a_fault_at_any_call_every_answer_is_that_of_a_clean_engine(pipelined: bool) -> None:
     expected, opening, calls = await clean(pipelined)
-    for at in range(opening, calls):
+    for at in share(range(opening, calls), 2):
         faults = Faults(at)
         core = engine(faults, pipelined=pipelined)
         outcomes = [*await first_and_again(core), await answers(core)]

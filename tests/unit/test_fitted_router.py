@@ -18,12 +18,10 @@ from nearfar.routing.confidence import Monitor, Token
 from nearfar.routing.fitted import FittedRouter, Judge
 from nearfar.routing.targets import point_for
 from tests.support.commands import nearfar
+from tests.support.late import late
 from tests.vectors.routing.routers import ROUTER
 
-pytest.importorskip("sklearn", reason="fitting needs scikit-learn")
-
-from nearfar.routing import fitting
-
+fitting = late("nearfar.routing.fitting", "sklearn", reason="fitting needs scikit-learn")
 MADE = FittedRouter.parse(ROUTER)
 ARTIFACT = f"{'a' * 64}/q4"
 

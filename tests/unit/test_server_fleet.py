@@ -133,6 +133,16 @@ def test_a_key_that_is_refused_for_a_while_opens_no_circuit(made: Make) -> None:
     assert front.text() == "Hi."
 
 
+async def test_a_server_that_is_listed_twice_at_once_is_asked_for_its_description_once() -> None:
+    """A probe may begin while the one before waits for its answer: on a busy machine, or of a slow server."""
+    with Cloud(chatting()) as cloud:
+        engine = UpstreamEngine([cloud.address], OPTIONS)
+        assert all(await asyncio.gather(engine._list(), engine._list()))
+        await engine.close()
+    paths = sorted(path for path, _ in cloud.asked)
+    assert paths == ["/openapi.json", "/v1/models", "/v1/models"]
+
+
 def test_a_quiet_server_is_asked_for_its_models_only(made: Make) -> None:
     _, (cloud,) = made(chatting(), options=replace(OPTIONS, probe_seconds=0.02))
     for _ in range(600):

@@ -19,6 +19,7 @@ from nearfar.format.manifest_file import parse
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
 from tests.support.paths import ROOT
+from tests.support.turns import share
 
 SAMPLE = str(ROOT / "examples/sample-model")
 ONE = Buckets((1,), (1,))
@@ -62,7 +63,7 @@ def test_programs_with_the_same_kernel_share_its_file(built: Artifact) -> None:
 
 @pytest.mark.parametrize(
     ("target", "feature"),
-    [("webgpu", "packed_4x8_integer_dot_product"), ("vulkan", "shaderIntegerDotProduct")],
+    share([("webgpu", "packed_4x8_integer_dot_product"), ("vulkan", "shaderIntegerDotProduct")], 2),
 )
 def test_products_of_bytes_are_programs_of_their_own(target: str, feature: str, tmp_path: Path) -> None:
     """Made where asked for, beside the float ones of their class; a token's step is the same."""

@@ -10,6 +10,7 @@ pytest.importorskip("tvm")
 from nearfar.kernels.jobs import Experts, Route
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 from tests.support.gpu_jobs import experts
+from tests.support.turns import share
 
 ROUTES = [
     Route(1, 4, 2), Route(4, 64, 8, normalize=0.0), Route(16, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
@@ -18,14 +19,14 @@ ROUTES = [
 ]  # fmt: skip
 
 
-EXPERTS = [
+ALIKE = [experts(m, 8, 2, (128, 64, 128), 4, 64, activation="gelu_tanh") for m in (1, 4, 64)]
+EXPERTS = [*ALIKE, *share([
     *(experts(m, 6, 2, (48, 20, 44), bits) for bits in (16, 32) for m in (1, 4, 64)),
     *(experts(m, 5, 3, (64, 96, 40), 4, 32, gate_up_bias=True, down_bias=True, clamp=(1.702, 1.0))
       for m in (1, 16)),
-    *(experts(m, 8, 2, (128, 64, 128), 4, 64, activation="gelu_tanh") for m in (1, 4, 64)),
     experts(4, 3, 3, (32, 32, 19), 5, 32, down_bias=True), experts(16, 2, 1, (64, 64, 32), 8, 32),
     experts(1, 40, 8, (32, 33, 16), 32, gate_up_bias=True, activation="relu2"),
-]  # fmt: skip
+], 2)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_experts(jobs: CpuJobs, job: Experts) -> None:
 
 def test_a_row_is_the_same_alone_and_among_others(jobs: CpuJobs) -> None:
     """To the last bit: the text does not depend on the rows of other sequences."""
-    one, _, many = (job for job in EXPERTS if job.activation == "gelu_tanh")
+    one, _, many = ALIKE
     inputs = inputs_of(many, np.random.default_rng(3))
     whole = jobs.compute(many, inputs)["out"]
     for row in (0, 17, 63):

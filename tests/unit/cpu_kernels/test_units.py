@@ -16,12 +16,12 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 from tests.support.scales import STORED_AS
-from tests.support.turns import paired
+from tests.support.turns import paired, share
 
 HERE = architecture()
 FIRST = BASELINE[HERE]
 OTHERS = [unit for unit in UNITS.values() if unit.architecture == HERE and unit != FIRST]
-JOBS = [
+JOBS = share([
     *(Linear(m, Matrix(48, 256, bits, group), "float32", "float32", norm=1e-5, residual=True)
       for bits, (m, group) in paired(BITS, ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128)))),
     *(Linear(m, Matrix(40, 256, bits, group, scales=how), "float32", "float32", norm=1e-5)
@@ -32,7 +32,7 @@ JOBS = [
     Linear(16, Matrix(64, 172, 16), "float32", "float32"),
     Linear(1, Matrix(64, 172, 32), "float32", "float32"),
     Embed(4, Matrix(70, 256, 5, 32), 22.625), Norm(4, 172, 1e-5),
-]  # fmt: skip
+], 2)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -61,10 +61,10 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", BESIDE, () => {
   });
   afterAll(() => browser?.close());
 
-  // A run has the page by three of them, and the page that shares its engine by one of these.
-  const three = inTurns(Object.entries(BUILDS), 3);
+  // A run has the page by two of them, and the page that shares its engine by one of these.
+  const two = inTurns(Object.entries(BUILDS), 2);
   const shares = inTurns(Object.keys(BUILDS));
-  describe.each(three)("of %s", (bundler, build) => {
+  describe.each(two)("of %s", (bundler, build) => {
     const kinds = SOURCES.filter(({ app }) => app === "page" || shares.includes(bundler));
     test.each(kinds)("$app", async ({ app: source, sources }) => {
       const configuration = CONFIGURATION[bundler] ?? bundler;
