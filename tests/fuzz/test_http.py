@@ -213,7 +213,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 """What keeps the answers of a path short."""
 FIELDS = {
-    path: st.sampled_from(sorted({row.path for row in rows(model)}) + ["\x1b[2J", "messages", "a.b"])
+    path: st.sampled_from([*sorted({row.path for row in rows(model)}), "\x1b[2J", "messages", "a.b"])
     for path, model in PATHS.items()
 }
 """The fields that a path knows, at their places, and some that no path knows."""
@@ -293,8 +293,9 @@ PART = st.tuples(
     st.sampled_from([MODEL.encode(), b"secret", b"\x00\xff", b"--x", b'name="model"', b""]),
 ).map(lambda part: b"--x\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % part)
 NAMED = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n' % MODEL.encode()
-FORM = st.tuples(st.lists(PART, max_size=2), st.sampled_from([[], [NAMED]]), st.lists(PART, max_size=2),
-                 st.sampled_from([[b"--x--\r\n"], [b"--x"], []])).map(lambda parts: b"".join(sum(parts, [])))  # fmt: skip
+PARTS = st.lists(PART, max_size=2).map(b"".join)
+ENDS = st.sampled_from([b"--x--\r\n", b"--x", b""])
+FORM = st.tuples(PARTS, st.sampled_from([b"", NAMED]), PARTS, ENDS).map(b"".join)
 JSON_PATHS = sorted(set(NATIVE) - set(FORMS))
 
 

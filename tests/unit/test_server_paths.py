@@ -12,6 +12,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from nearfar.fallback_server.engines.base import ModelInfo
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.passing import FORMS
@@ -98,3 +99,27 @@ def test_keys_and_limits_hold(here: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize("path", BEHIND)
 def test_keys_and_limits_hold_in_front(front: httpx.Client, path: str) -> None:
     holds(front, path, {**BASES.get(path, {}), "input": "Hello, you there", "store": False})
+
+
+class Renamed(EchoEngine):
+    """One model with two names."""
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return ModelInfo("first", 100), ModelInfo("second", 100)
+
+
+@pytest.mark.parametrize("path", [path for path in BASES if path != "/v1/detokenize"])
+def test_a_request_without_a_model_is_for_the_first_name_of_the_only_one(path: str) -> None:
+    http = TestClient(create_app(Renamed()), raise_server_exceptions=False)
+    assert http.post(path, json=BASES[path]).status_code == 200
+    if path == "/v1/chat/completions":
+        assert http.post(path, json=BASES[path]).json()["model"] == "first"
+
+
+def test_a_front_of_several_models_needs_a_name() -> None:
+    engine = Renamed()
+    engine.passes_on = True
+    http = TestClient(create_app(engine), raise_server_exceptions=False)
+    refused = http.post("/v1/chat/completions", json=BASES["/v1/chat/completions"])
+    assert refused.status_code == 400
+    assert "this server has first, second: name one" in refused.text
