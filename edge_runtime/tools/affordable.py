@@ -1,8 +1,8 @@
 """Bounds what the grammar of many tools costs: schemas that are too large together are not all enforced.
 
-xgrammar stores masks for each place in a schema, for each tool with all others behind it, so that its work grows
-faster than their number: 24 tools of a coding agent with 136 places took 6 s and 474 MB with a vocabulary of
-152,000 tokens, and 1 s and 19 MB where their arguments are any object.
+xgrammar stores masks for each place in a schema, and its work grows faster than the number of tools: 24 tools of
+a coding agent with 136 places took 6 s and 474 MB with a vocabulary of 152,000 tokens, and 1 s and 19 MB where
+their arguments are any object.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Tool = Mapping[str, Any]
 
 
 def affordable(tools: Seq[Tool]) -> tuple[Tool, ...]:
-    """Return the tools as a grammar enforces them: the largest schemas of tools that are not `strict` become any
-    object, until those left have at most MOST_PLACES places together. Strict tools are kept.
+    """Return the tools as a grammar enforces them: the largest schemas of tools that are not `strict` become
+    any object, until those left have at most MOST_PLACES places together. Strict tools are kept.
     """
     places = {at: _places(tool["function"].get("parameters")) for at, tool in enumerate(tools)}
     free = [at for at, tool in enumerate(tools) if tool["function"].get("strict") is not True]

@@ -192,7 +192,7 @@ def questions_of(body: DecisionRequest, before: Seq[Message]) -> list[Question]:
 
 def input_messages(body: DecisionRequest) -> list[Record]:
     """Return the input as messages of a chat completion. Raises RequestError for an item by reference, and
-    for a part that is no text.
+    for a part other than text.
     """
     if not isinstance(body.input, str) and any(isinstance(item, ReferenceItem) for item in body.input):
         raise RequestError("decisions refer to no stored items: send the items themselves", "input")
