@@ -1,8 +1,8 @@
 """Bounds what the grammar of many tools costs: schemas that are too large together are not all enforced.
 
-xgrammar stores masks for each place in a schema, and its work grows faster than the number of tools: 24 tools of
-a coding agent with 136 places took 6 s and 474 MB with a vocabulary of 152,000 tokens, and 1 s and 19 MB where
-their arguments are any object.
+xgrammar stores masks for each place in a schema, and its work grows faster than the number of tools. The 24
+tools of a coding agent (136 places) took 6 s and 474 MB with 152,000 tokens of vocabulary, and 1 s and 19 MB
+where their arguments are any object.
 """
 
 from __future__ import annotations
