@@ -18,7 +18,9 @@ Answer = Callable[[str, Json], Iterable[bytes]]
 
 
 class Cloud:
-    """Answers from threads of its own. `asked`: path and body of every request."""
+    """Answers from threads of its own. `asked`: path and body of every request; a form's bytes are under
+    "form".
+    """
 
     def __init__(self, answer: Answer, port: int = 0) -> None:
         self.asked: list[tuple[str, Json]] = []
@@ -69,7 +71,10 @@ def _request(file: Any) -> tuple[str, Json]:
     length = next(
         (int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length")), 0
     )
-    return path, json.loads(file.read(length)) if length else {}
+    data = file.read(length)
+    if any(line.lower().startswith(b"content-type: multipart/") for line in head):
+        return path, {"form": data}
+    return path, json.loads(data) if data else {}
 
 
 def free_port() -> int:
@@ -135,3 +140,25 @@ def chatting(text: str = "Hi.", model: str = "m", **paths: Callable[[Json], Iter
             yield reply("404 Not Found", {"error": {"message": f"no {path}"}})
 
     return answer
+
+
+def described(paths: dict[str, list[str]]) -> Json:
+    """An OpenAPI description of paths with the fields of their requests."""
+    return {
+        "paths": {
+            path: {
+                "post": {
+                    "requestBody": {
+                        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/S{at}"}}}
+                    }
+                }
+            }
+            for at, path in enumerate(paths)
+        },
+        "components": {
+            "schemas": {
+                f"S{at}": {"properties": {name: {} for name in fields}}
+                for at, fields in enumerate(paths.values())
+            }
+        },
+    }

@@ -15,36 +15,14 @@ from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.http.app import create_app
 from nearfar.fallback_server.http.ignoring import HEADER
 from scripts.server_fields import PAGE, PATHS, FieldClass, Row, filled, rows
+from tests.support.bodies import BASES, HELLO, QUESTION, within
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
-HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
-QUESTION = {"type": "predicate", "instructions": "Is it a greeting?"}
 ODD = [[{}]]
 """A value that no typed field takes."""
-
-BASES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": HELLO},
-    "/v1/completions": {"prompt": "Hello"},
-    "/v1/responses": {"input": "Hello"},
-    "/v1/messages": {"messages": HELLO, "max_tokens": 8},
-    "/v1/messages/count_tokens": {"messages": HELLO},
-    "/v1/embeddings": {"input": "Hello"},
-    "/v1/decisions": {"input": "Hello", "questions": [QUESTION]},
-    "/v1/score": {"items": ["Hello"], "labels": ["yes", "no"]},
-    "/v1/rerank": {"query": "Hello", "documents": ["a", "b"]},
-    "/v2/rerank": {"query": "Hello", "documents": ["a", "b"]},
-    "/v1/tokenize": {"prompt": "Hello"},
-    "/v1/detokenize": {"tokens": [1]},
-    "/api/chat": {"messages": HELLO},
-    "/api/generate": {"prompt": "Hello"},
-    "/api/embed": {"input": "Hello"},
-    "/api/embeddings": {"prompt": "Hello"},
-    "/api/show": {},
-}
-"""A body for each path that is answered."""
 
 PAIRS = [
     (names, {"items": None, "labels": None, **dict.fromkeys(names, "Hello")})
@@ -183,12 +161,6 @@ def seen(http: TestClient, engine: Noting, path: str, body: dict[str, Any]) -> t
         r'"[a-z]+[_-][0-9a-f]{16,}"|"\w+_at": ?"?[^,"]+"?|"(created|\w*duration)": ?\d+', "", made.text
     )
     return engine.asked, made.status_code, text
-
-
-def within(field: str, value: Any) -> dict[str, Any]:
-    """A body with one field, which may be inside an object."""
-    place, _, name = field.rpartition(".")
-    return {place: {name: value}} if place else {name: value}
 
 
 def found(path: str, *kinds: FieldClass) -> list[Row]:
