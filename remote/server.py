@@ -53,7 +53,7 @@ PATHS = (
 )  # fmt: skip
 """The only paths that are ever requested."""
 Paths = Mapping[str, Place]
-"""Paths of NATIVE that a server lists, with where it has them."""
+"""Paths of NATIVE that a server lists, each with its place on that server."""
 ANSWER_BYTES = 64 << 20
 """Largest whole answer in bytes: 256 embeddings of 8,192 numbers as text are smaller."""
 LIST_BYTES, ERROR_BYTES, OPENAPI_BYTES = 1 << 20, 16 << 10, 8 << 20

@@ -25,7 +25,7 @@ from nearfar.step import ops
 from nearfar.step.model import Step
 
 Update = Callable[[Array, Array], Array]
-"""From rows [B] and the states before them [B, heads, depth, head_dim] to the states behind them."""
+"""Maps rows [B] and the states before them [B, heads, depth, head_dim] to the states after them."""
 
 
 class Run(Protocol):
