@@ -1,4 +1,4 @@
-"""Every architecture as the onnx target writes it: logits and greedy tokens are transformers'."""
+"""Every architecture in the onnx target's form: logits and greedy tokens are transformers'."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.architectures import ATTENDING, RECURRENT, STATE_SPACES, Case
 from tests.support.parity import check_answers, opened
 
 SHORT = ("olmo2-plain",)
-"""Cases whose heads ONNX Runtime has no attention for."""
+"""Cases with a head size for which ONNX Runtime has no attention."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Answers that match their schema, whatever a real model would rather say, on every device."""
+"""Answers of real models match their schema on every device, whatever the models prefer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ASKED = [
     *((backend, seed) for backend in FAST for seed in SEEDS),
     *paired([backend for backend in BACKENDS if backend not in FAST], SEEDS),
 ]
-"""Backends and seeds."""
+"""Pairs of a backend and a seed."""
 
 
 @pytest.mark.parametrize(("backend", "seed"), ASKED, indirect=["backend"])

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of every architecture, made by transformers' own classes, with shapes that are odd.
+"""Tiny random checkpoints of every architecture, made by transformers' own classes, with odd shapes.
 
-A case is a line in a table: model_type, a name for the case, and what its config says. What is here is tested
-in every test that is parametrized by `CASES`; none of them names an architecture.
+A case is a line in a table: model_type, a name for the case, and the fields of its config. Every test that is
+parametrized by `CASES` runs each case; no test names an architecture.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ VOCAB = 261  # the size of the byte tokenizer's vocabulary
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny config. `window`: the shortest of its windows, so that prompts can be longer."""
+    """A tiny config. `window`: the shortest of its windows, so that a prompt can be longer."""
 
     model_type: str
     name: str
     config: Mapping[str, Any] = field(hash=False)
     window: int | None = None
     context: int | None = None
-    """Positions that the build is asked for."""
+    """The context length that the build is asked for, in tokens; None for the model's own."""
     prompts: tuple[int, ...] = (9, 45)
-    """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
+    """Lengths of the prompts in tokens: below and beyond every window (and beyond the original context of a
+    stretched rope).
+    """
 
     @property
     def experts(self) -> bool:
-        """Whether some of its layers have experts, which not every target has."""
+        """Whether some layers have experts, which not every target supports."""
         text = self.config.get("text_config", self.config)
         return any("experts" in key and value for key, value in text.items())
 
@@ -70,14 +72,14 @@ def case(
     prompts: tuple[int, ...] = (9, 45),
     **config: Any,
 ) -> Case:
-    """BASE with what is said; a key that is OWN is left to the class."""
+    """Make a case from BASE and the given fields; a key that is OWN keeps the class's default."""
     merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
     windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
     return Case(model_type, name, merged, min(windows, default=None), context, prompts)
 
 
 def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: Any) -> Case:
-    """A multimodal model whose text model is that of another case."""
+    """Make a multimodal model whose text model is that of another case."""
     text = {**inner.config, "model_type": inner.model_type}
     return replace(
         inner,
@@ -92,7 +94,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def longrope(pairs: int, **changes: Any) -> dict[str, Any]:
-    """Stretched from 40 positions on."""
+    """A LongRoPE section for a model whose original context has 40 positions."""
     short, long = [1.0 + 0.02 * i for i in range(pairs)], [1.0 + 0.3 * i for i in range(pairs)]
     return {
         "rope_type": "longrope", "short_factor": short, "long_factor": long, "rope_theta": 10000.0,
@@ -344,12 +346,12 @@ PATCHES = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
     "fullatt_block_indexes": [0],
 }  # fmt: skip
-"""A vision part with windows over patches, of one block."""
+"""A vision part of one block, with windows over patches."""
 VIT = {key: value for key, value in PIXTRAL.items() if key != "model_type"}
 
 
 def by_axis(*sections: int, **changes: Any) -> dict[str, Any]:
-    """A rotation by row, column and time of an image, with so many pairs each."""
+    """A rotation by row, column and time of an image; `sections`: the number of pairs of each axis."""
     return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections), **changes}
 
 
@@ -389,7 +391,8 @@ VISUAL = [
         {**PATCHES, "num_key_value_heads": 1},
     ),
 ]  # fmt: skip
-"""Text models within models that see: their lists are those of other cases but for names of tensors."""
+"""Text models within multimodal models: except for names of tensors, their lists equal those of other cases.
+"""
 
 
 CONV, LINEAR_ATTENTION = "conv", "linear_attention"
@@ -487,10 +490,10 @@ ATTENDING: tuple[Case, ...] = (
     *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
     *COUSINS, *PARTS, *SEEING, *VISUAL,
 )  # fmt: skip
-"""Cases whose layers keep keys and values only: onnx builds no others."""
+"""Cases whose layers keep only keys and values: onnx builds no others."""
 CASES: tuple[Case, ...] = (*ATTENDING, *RECURRENT)
 ON_GPUS: tuple[Case, ...] = tuple(each for each in CASES if each not in STATE_SPACES)
-"""Cases that webgpu and vulkan build."""
+"""Cases that webgpu and vulkan can build."""
 
 
 @cache
@@ -525,7 +528,7 @@ def make(case: Case, root: Path) -> Path:
 
 
 def _auto(case: Case) -> Any:
-    """What finds transformers' class."""
+    """The Auto class with which transformers opens the case."""
     import transformers
 
     return (
@@ -536,7 +539,9 @@ def _auto(case: Case) -> Any:
 
 
 def randomize(name: str, parameter: Any) -> None:
-    """Matrices that keep the size of what they are given, vectors near what the class has initialized."""
+    """Fill a parameter with random values: matrices keep the size of their inputs, vectors stay near their
+    initial values.
+    """
     import torch
 
     if "embed" in name:
@@ -548,18 +553,18 @@ def randomize(name: str, parameter: Any) -> None:
 
 
 def prompt(case: Case, count: int) -> list[int]:
-    """Random bytes."""
+    """A prompt of `count` random bytes."""
     seed = sum(map(ord, str(case))) + count
     return [int(token) for token in np.random.default_rng(seed).integers(0, 256, count)]
 
 
 @cache
 def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.ndarray]:
-    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]. Experts are computed one
-    by one: torch's grouped products take even widths alone.
+    """A function that gives transformers' logits of every token of a prompt, float32 [tokens, vocab]. Experts
+    are computed one by one, because torch's grouped products need even widths.
 
-    `attention`: transformers' implementation; over 8,000 tokens "sdpa", which knows no sinks and softcaps,
-    takes a fourth of the time.
+    `attention`: transformers' implementation. Above 8,000 tokens "sdpa", which supports neither sinks nor
+    softcaps, takes a quarter of the time.
     """
     import torch
 
@@ -577,20 +582,18 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
 
 
 def eager(case: Case) -> dict[str, str]:
-    """Options of transformers' from_pretrained for a case: experts one by one."""
+    """Options of transformers' from_pretrained for a case: experts are computed one by one."""
     return {"experts_implementation": "eager"} if case.experts else {}
 
 
 GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
-"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much
-is added, or they are multiplied.
+"""How values are made to exceed float16: the weights whose names have this ending, in post-norms or in gate
+and up, are multiplied by the last number, and the first number is added to them.
 """
 
 
 class Massive:
-    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in
-    Gemma.
-    """
+    """A checkpoint in which sums of layers, or products of gates, exceed float16, as they do in Gemma."""
 
     def __init__(self, path: Path, where: str) -> None:
         from safetensors.numpy import load_file, save_file
@@ -609,8 +612,8 @@ class Massive:
         self.tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
 
     def logits(self) -> np.ndarray:
-        """transformers' logits after the tokens, in float32; it is checked that float16 would not have
-        held what they came from.
+        """transformers' logits after the tokens, in float32. Checks that float16 could not hold the
+        intermediate values.
         """
         import torch
         import transformers
@@ -627,17 +630,17 @@ class Massive:
 
 
 OUTLIERS = {5: 2003.7, 37: 2741.3, 50: -4745.0}
-"""Channels of the residual stream, and what they are in the tokens, once to twice, beside all others, which
-are about 1. They add up to nothing.
+"""Channels of the residual stream, and their values in the tokens (multiplied by 1 to 2); all other channels
+are about 1. The outliers add up to zero.
 """
 
 
 def outlying(path: Path, quantized: bool) -> Path:
     """A checkpoint in which a few channels are thousands of times as large as all others, as massive
-    activations are, and add nothing: what is rounded of them is seen in every output.
+    activations are, and add up to zero: an error in rounding them shows in every output.
 
-    They have the same weight, or where matrices will be `quantized`, which changes the sizes, none: it is the
-    least of its group, and so far from the middle of its codes.
+    The channels have the same weight. Where matrices will be `quantized`, which changes the sizes, their
+    weight is 0: it is the least of its group, and so far from the middle of its codes.
     """
     from safetensors.numpy import load_file, save_file
 
