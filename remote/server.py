@@ -45,7 +45,8 @@ NATIVE = (
     "/v1/score", "/v1/classify", "/v1/decisions", "/v1/systemone", "/v1/tokenize", "/v1/detokenize",
     "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
 )  # fmt: skip
-"""Paths that are requested as clients request them, of servers that list them in their OpenAPI description.
+"""Paths that are requested as clients request them, of servers that list them in their OpenAPI
+description.
 """
 PATHS = (
     MODELS, OPENAPI, CHAT, COMPLETIONS, EMBEDDINGS, *NATIVE,

@@ -36,10 +36,12 @@ PROBE = 3
 of the model still works.
 """
 WINDOWS, LENGTH = 8, 256
-"""Number and length in tokens of the windows that costs are measured with, taken evenly from all of the text.
+"""Number and length in tokens of the windows that costs are measured with, taken evenly from all of
+the text.
 """
 ANSWERS = 4
-"""The next token is computed at one position in ANSWERS: a large vocabulary takes as long as the layers do.
+"""The next token is computed at one position in ANSWERS: a large vocabulary takes as long as the
+layers do.
 """
 
 

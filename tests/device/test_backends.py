@@ -1,4 +1,5 @@
-"""The requirements that every executor must meet, tested on real models. Absent devices are skipped by name.
+"""The requirements that every executor must meet, tested on real models. Absent devices are skipped
+by name.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def with_cloud(chromium: Any, address: str, **options: Any) -> Page:
 
 
 def with_slow_cloud(chromium: Any, address: str, **options: Any) -> Page:
-    """A page whose cloud never answers: on a busy machine an answer of the toy ends between two key presses.
+    """A page whose cloud never answers: on a busy machine an answer of the toy ends between two key
+    presses.
     """
     page, _ = cloud_page(chromium, address, **options)
 

@@ -29,7 +29,8 @@ def artifact(lab: Lab) -> Path:
 
 
 def test_closing_one_engine_leaves_the_others_threads(artifact: Path) -> None:
-    """For example, a server loads the next version before it closes the last one, or a notebook loads again.
+    """For example, a server loads the next version before it closes the last one, or a notebook
+    loads again.
     """
     count = pool_threads()
     first = load(artifact, 2)

@@ -1,4 +1,5 @@
-"""An artifact for cpu has programs for several vector units; the machine takes the best one that it can run.
+"""An artifact for cpu has programs for several vector units; the machine takes the best one that it
+can run.
 """
 
 from __future__ import annotations

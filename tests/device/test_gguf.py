@@ -203,7 +203,8 @@ def test_frequencies_of_llama_3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["phi3-partial-short", "phi3-partial-long"])
 def test_frequencies_of_phi_3(name: str, tmp_path: Path) -> None:
-    """Factors are tensors; tests which of the two sets is used, and how positions of longer texts are scaled.
+    """Factors are tensors; tests which of the two sets is used, and how positions of longer texts
+    are scaled.
     """
     (case,) = (case for case in CASES if str(case) == name)
     rope = case.config["rope_parameters"]

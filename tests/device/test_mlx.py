@@ -94,7 +94,8 @@ def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -
 
 
 def test_no_step_copies_the_cache(tmp_path: Path) -> None:
-    """An array that is replaced gives its memory to the new one; otherwise every token would copy the cache.
+    """An array that is replaced gives its memory to the new one; otherwise every token would copy
+    the cache.
     """
     config = {**CONFIG, "max_position_embeddings": 8192}
     with Engine.load(
@@ -146,7 +147,8 @@ def _python_calls(function: Callable[[], object]) -> int:
 
 
 def test_a_small_cache_gives_the_texts_of_a_large_one(plain: Path, roomy: Engine) -> None:
-    """Requests evict each other's pages, share beginnings and are computed again: LRU, fork, copy on write.
+    """Requests evict each other's pages, share beginnings and are computed again: LRU, fork, copy
+    on write.
     """
     common = some_tokens(50)
     prompts = [common + some_tokens(10 + 9 * i, i) for i in range(6)]

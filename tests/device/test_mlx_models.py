@@ -76,7 +76,8 @@ CLASSLESS = ("arcee", "cwm", "exaone4_5", "hyperclovax", "idefics3", "internvl",
 WHOLE = ("granitemoehybrid-dense",)
 """Cases whose joined matrices mlx-lm splits only if they are not quantized."""
 OURS = ("gpt_oss",)
-"""Model types that only nearfar's runtime reads: mlx-lm keeps gate and up of all experts in separate tensors.
+"""Model types that only nearfar's runtime reads: mlx-lm keeps gate and up of all experts in
+separate tensors.
 """
 FLOATS = ("qwen3_moe", "granitemoe", *OURS)
 """Model types whose experts' matrices mlx-lm joins only if they are floats."""

@@ -1,4 +1,5 @@
-"""A checkpoint of gpt-oss in its published form: experts in four-bit floats, which a build carries exactly.
+"""A checkpoint of gpt-oss in its published form: experts in four-bit floats, which a build carries
+exactly.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ from tests.support.wasm_executor import open_wasm, require_node
 BOUND = {8: 0.002, 4: 0.02}
 """The most by which the perplexity may exceed that over a float16 cache."""
 TOLERANCE = {8: 0.01, 4: 0.1}
-"""Tolerance of logits, which reach about 20: sums without fused products may round to the neighbouring code.
+"""Tolerance of logits, which reach about 20: sums without fused products may round to the
+neighbouring code.
 """
 HALVES = 0.1
 """Tolerance of programs that keep activations in float16: their rounding changes a code more often."""
@@ -374,7 +375,7 @@ def test_pages_that_do_not_fit_are_refused(engine: Engine) -> None:
 
 
 def test_memory_follows(engines: dict[int, Engine], bits: int, built: Path) -> None:
-    """The same memory holds as many more tokens as `inspect` says."""
+    """Checks that a given memory holds as many more tokens as `inspect` says."""
     report = json.loads(CliRunner().invoke(typer_app, ["inspect", str(built), "--json"]).stdout)
     report = report[0] if isinstance(report, list) else report
     takes = {name: cache["1024"] for name, cache in report["cache"].items()}

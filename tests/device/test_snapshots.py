@@ -110,7 +110,8 @@ def test_a_snapshot_of_another_model_or_quantization_is_refused(
 def test_a_snapshot_of_the_cpu_serves_every_cache_of_float16(
     lab: Lab, backend: str, stories: Engine, tmp_path: Path
 ) -> None:
-    """A snapshot has float16 keys and values. A float32 cache rejects them, since it computes more precisely.
+    """A snapshot has float16 keys and values. A float32 cache rejects them, since it computes more
+    precisely.
     """
     if backend == "cpu":
         pytest.skip("cpu is where it comes from")

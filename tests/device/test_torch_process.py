@@ -130,7 +130,8 @@ async def _hung(backend: TorchBackend, want: list[int | None]) -> None:
 
 
 async def _closed_streams(backend: TorchBackend, want: list[int | None]) -> None:
-    """Closing and cancelling free places for waiting requests; bad requests are rejected; embeddings arrive.
+    """Closing and cancelling free places for waiting requests; bad requests are rejected;
+    embeddings arrive.
     """
     streams = [backend.submit(request(f"closed{i}", 450)) for i in range(2)]
     waiting = asyncio.create_task(tokens(backend, request("next")))

@@ -183,7 +183,8 @@ def test_casts_of_integers(source: str, to: str) -> None:
 
 @pytest.mark.parametrize("to", ["int8", "uint8", "int16", "int32", "uint32", "int64"])
 def test_casts_of_floats_saturate(to: str) -> None:
-    """Casts are those of WGSL: towards zero; a number out of range becomes the nearest end, a NaN becomes 0.
+    """Casts are those of WGSL: towards zero; a number out of range becomes the nearest end, a NaN
+    becomes 0.
     """
     a = np.concatenate(
         [

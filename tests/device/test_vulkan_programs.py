@@ -18,7 +18,8 @@ N = 77  # no multiple of the workgroup's size
 
 
 def test_a_guarded_load_is_not_made() -> None:
-    """The index is valid only if the condition holds: lavapipe would fault 2^29 elements beyond the buffer.
+    """The index is valid only if the condition holds: lavapipe would fault 2^29 elements beyond the
+    buffer.
     """
     a, b = np.arange(N, dtype=np.float32), np.array([3, 1 << 29, -(1 << 29)] * 25 + [0, 76], np.int32)
 

@@ -146,7 +146,8 @@ def test_the_killed_replica_is_replaced_and_prompts_go_where_they_are_known(serv
 
 
 async def test_a_server_told_to_end_answers_first_however_long_it_takes(server: RayServer) -> None:
-    """The answer takes longer than the 3 s after which Ray's native signal handler would abort the process.
+    """The answer takes longer than the 3 s after which Ray's native signal handler would abort the
+    process.
     """
     body = {"model": "stories260K", "prompt": [1], "max_tokens": TOKENS, "temperature": 0}
     started = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Policies and hints from callers and files give a policy or hints of the right types, or one of our errors.
+"""Policies and hints from callers and files give a policy or hints of the right types, or one of
+our errors.
 """
 
 from __future__ import annotations

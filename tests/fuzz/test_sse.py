@@ -76,7 +76,8 @@ LINES = [
 
 
 class Rig:
-    """A hostile cloud, and both callers of clouds: the hybrid client, and the server's engine for upstreams.
+    """A hostile cloud, and both callers of clouds: the hybrid client, and the server's engine for
+    upstreams.
     """
 
     def __init__(self) -> None:
@@ -226,7 +227,8 @@ def test_any_lines(rig: Rig, lines: list[bytes]) -> None:
 @effort(150)
 @given(st.lists(record, max_size=3))
 def test_any_json(rig: Rig, records: list[Any]) -> None:
-    """Records include values that JSON lacks but Python writes and reads: NaN, infinities, lone surrogates.
+    """Records include values that JSON lacks but Python writes and reads: NaN, infinities, lone
+    surrogates.
     """
     rig.answers(STREAM + b"".join(event(one) for one in records) + said(finish="stop") + DONE)
 

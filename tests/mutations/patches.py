@@ -58,7 +58,8 @@ class Mutation:
     files: tuple[str, ...]
     """Paths of the changed files in the repository."""
     lines: int
-    """The number of changed lines of the program: the removed ones, or the added ones where these are more.
+    """The number of changed lines of the program: the removed ones, or the added ones where these
+    are more.
     """
 
     @property

@@ -391,7 +391,8 @@ VISUAL = [
         {**PATCHES, "num_key_value_heads": 1},
     ),
 ]  # fmt: skip
-"""Text models within multimodal models: except for names of tensors, their lists equal those of other cases.
+"""Text models within multimodal models: except for names of tensors, their lists equal those of
+other cases.
 """
 
 

@@ -101,7 +101,8 @@ class Lab:
 
 
 def with_some_steps(whole: Path, made: Path, sizes: Collection[int]) -> Path:
-    """Copy an artifact to the folder `made` with some of its steps: the fewest rows, the most, and `sizes`.
+    """Copy an artifact to the folder `made` with some of its steps: the fewest rows, the most, and
+    `sizes`.
     """
 
     def fewer(manifest: dict[str, Any]) -> None:

@@ -53,7 +53,8 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
 
 
 def state(table: SequenceTable) -> dict[str, Any]:
-    """The whole state in the form of the vectors: flat for one group without a window, else group by group.
+    """The whole state in the form of the vectors: flat for one group without a window, else group
+    by group.
     """
     if _plain(table):
         group = _group(table, 0)

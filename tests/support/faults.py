@@ -1,4 +1,5 @@
-"""An executor that fails at one chosen call, and checks its caller: after the failure it may only be closed.
+"""An executor that fails at one chosen call, and checks its caller: after the failure it may only
+be closed.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ class Foreign:
     def bind(
         self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
     ) -> tuple[int, list[str]]:
-        """See Library.bind: the address of the launches in the other process, and the names of their kernels.
+        """See Library.bind: the address of the launches in the other process, and the names of
+        their kernels.
         """
         records = b""
         read = weights or [None] * len(launches)
@@ -164,7 +165,8 @@ class ForeignPool:
             raise DeviceError(f"kernel {names[int(failed)]} refused its arguments: {said.strip()}")
 
     def close(self) -> None:
-        """End the pool's threads, then the process. Waits in between, to notice a thread that does not end.
+        """End the pool's threads, then the process. Waits in between, to notice a thread that does
+        not end.
         """
         assert int(self._library.ask(f"free {self._handle}")) == 0
         self._library.close()

@@ -87,7 +87,8 @@ def check_rounded(job: Linear, arrays: dict[str, np.ndarray], codes: np.ndarray,
 
 
 def unpacked(job: Linear, words: np.ndarray) -> np.ndarray:
-    """The bytes of each row by input: the bytes of a word are as far apart as the codes that one mask takes.
+    """The bytes of each row by input: the bytes of a word are as far apart as the codes that one
+    mask takes.
     """
     apart = 8 // job.matrix.bits
     found = words.view(np.int8).reshape(job.m, -1, apart, 4).swapaxes(2, 3).reshape(job.m, -1)

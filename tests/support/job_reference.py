@@ -358,7 +358,8 @@ def matrices_of(job: GraphJob) -> dict[str, Matrix]:
 def random_matrix(
     rng: np.random.Generator, matrix: Matrix
 ) -> tuple[QuantTensor | QuantPieces | Array, Array]:
-    """A random input of Kernels.pack, and its numbers in float64 [n, k]: products with unit rows are about 1.
+    """A random input of Kernels.pack, and its numbers in float64 [n, k]: products with unit rows
+    are about 1.
     """
     if matrix.pieces:
         pairs = [random_quantized(rng, piece) for piece in matrix.pieces]

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Forwards connections to a port and counts them; can cut an answer after a number of its bytes (once).
+    """Forwards connections to a port and counts them; can cut an answer after a number of its bytes
+    (once).
     """
 
     def __init__(self, target: int, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:

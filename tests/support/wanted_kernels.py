@@ -22,7 +22,8 @@ from nearfar.targets.gpu.kernels.linear.matvec import groups, takes
 Kind = Literal["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"]
 """gathering: a matvec whose rows are attention in parts."""
 FEW_ROWS, MANY_ROWS = 4, 256
-"""Up to FEW_ROWS rows, a matvec is wanted; from MANY_ROWS on, the bounds on the operations for a byte apply.
+"""Up to FEW_ROWS rows, a matvec is wanted; from MANY_ROWS on, the bounds on the operations for a
+byte apply.
 """
 MEGABYTE = 1 << 20
 SLACK = 1.01
