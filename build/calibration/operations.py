@@ -26,7 +26,7 @@ from nearfar.step.model import Step
 from nearfar.step.operation import Op
 
 Update = Callable[[Array, Array], Array]
-"""From rows [B] and the states before them [B, heads, depth, head_dim] to the states behind them."""
+"""Maps rows [B] and the states before them [B, heads, depth, head_dim] to the states after them."""
 
 
 class Run(Protocol):

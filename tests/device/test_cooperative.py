@@ -1,6 +1,6 @@
-"""Matmuls by cooperative matrices against NumPy, on a Vulkan device that has such.
+"""Matmuls with cooperative matrices against NumPy, on a Vulkan device that supports them.
 
-Mesa's lavapipe has them from 26.2 on, of 8 by 8; which sizes there are, the device says.
+Mesa's lavapipe has had them since 26.2, of 8 by 8; the device reports the sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JOBS = {
 
 
 class Cooperating:
-    """The kernels of class discrete, but for the size of tiles."""
+    """The kernels of class discrete, with another size of tiles."""
 
     def __init__(self, size: int, widest: int) -> None:
         self._plain, self._sizes = variant(DISCRETE, "f16", vectors=True).kernels, (size, widest)

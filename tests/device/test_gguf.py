@@ -1,4 +1,4 @@
-"""GGUF files, built and run: what they answer is what the weights answer that they stand for."""
+"""GGUF files, built and run: the answers equal those of the weights that the files represent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ READ = (
     "olmoe-plain", "mixtral-plain", "qwen2_moe-plain",
     "qwen3_moe-plain", "granitemoe-plain", "lfm2-plain", "lfm2_moe-plain", "gpt_oss-plain",
 )  # fmt: skip
-"""Cases whose files are read, and computed in NumPy: their lists run on devices elsewhere."""
+"""Cases whose files are read and computed in NumPy only: other tests run their lists on devices."""
 LIKE_GGUF = {
     "gemma2-plain": {"query_pre_attn_scalar": 24, "attention_bias": False},
     "gemma3_text-plain": {"query_pre_attn_scalar": 24},
@@ -48,7 +48,7 @@ LIKE_GGUF = {
     "qwen3_moe-plain": {"norm_topk_prob": True},
     "gpt_oss-plain": {"swiglu_limit": 7.0},
 }
-"""What GGUF has no keys for, as llama.cpp computes it."""
+"""Settings for which GGUF has no keys, with llama.cpp's values."""
 
 
 def cases() -> list[Case]:
@@ -130,7 +130,7 @@ def test_experts_in_mxfp4_keep_their_codes(tmp_path: Path) -> None:
 
 
 FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
-"""Types whose codes tests/unit/test_gguf.py compares alone: devices treat them like the other types."""
+"""Types whose codes only tests/unit/test_gguf.py compares: devices treat them like the other types."""
 KINDS = (*(kind for kind in BLOCKS if kind not in FEW_BITS), "Q4_K_M")
 ROUNDED = ("IQ4_XS", "IQ3_S")
 STORED = {"Q4_K": (4, 32, OF_GGUF["Q4_K"]), "Q6_K": (6, 16, OF_GGUF["Q6_K"])}
@@ -160,7 +160,7 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
 
 
 def rows_of(matrix: dict[str, Any]) -> list[tuple[int, int, int, Scales]]:
-    """The number of rows, the bits, the group size and the scales of each piece of a matrix."""
+    """For each piece of a matrix: its rows, bits, group size and scales."""
     pieces = matrix.get("pieces", [matrix])
     return [(p["n"], p["bits"], p["group_size"], Scales(**p.get("scales", {}))) for p in pieces]
 
@@ -205,7 +205,9 @@ def test_frequencies_of_llama_3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["phi3-partial-short", "phi3-partial-long"])
 def test_frequencies_of_phi_3(name: str, tmp_path: Path) -> None:
-    """Factors as tensors; which of both sets counts, and how much longer texts are scaled."""
+    """Factors are tensors; tests which of the two sets is used, and how positions of longer texts
+    are scaled.
+    """
     (case,) = (case for case in CASES if str(case) == name)
     rope = case.config["rope_parameters"]
 

@@ -1,8 +1,8 @@
 """Every kernel of the GPU targets against NumPy, as WGSL through wgpu and as SPIR-V through Vulkan.
 
-Without a GPU both run on lavapipe, where LLVM's compile of a kernel costs more than all else: 0.3 to 1.8 CPU
-seconds. So each case runs once in each run of the tests, and what a case is multiplied with (targets,
-precisions, rows that the same kind of kernel takes) runs in turns.
+Without a GPU both run on lavapipe, where LLVM's compilation of a kernel costs most: 0.3 to 1.8 CPU seconds.
+So each case runs once in each run of the tests. Its combinations with targets, precisions and rows that the
+same kind of kernel takes run in turns.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def test_embed(matrix: str, scale: float, target: str) -> None:
 @pytest.mark.parametrize("k", [32, 160, 192])
 @pytest.mark.parametrize("kind", sorted(kind for kind in BLOCKS if BLOCKS[kind].scales == SYMMETRIC))
 def test_rows_of_a_gguf_file_are_those_of_the_file(kind: str, k: int, target: str) -> None:
-    """Scales without biases: to the bit what the gguf package says, also of an odd number of columns."""
+    """Scales without biases: rows equal those of the gguf package to the bit, also with an odd number of
+    columns.
+    """
     count = 37
     rows = gguf_files.random_rows(kind, count, k, seed=k)
     scheme = BLOCKS[kind].scheme(k)
@@ -139,7 +141,7 @@ HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 
 @WHICH
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
 def test_attention_flags(flags: str, rows: str, which: int, precision: Precision, target: str) -> None:
-    """Pages that no row sees are not there: lavapipe would fault."""
+    """Pages that no row sees do not exist: reading one would make lavapipe fault."""
     shape = HEADS[rows][which]
     check(gpu_jobs.paged(Attend, shape, DTYPES[precision], **gpu_jobs.ATTENDS[flags]), target, precision)
 
@@ -218,7 +220,7 @@ def test_linear_by_class(device: str, kind: str, name: str, target: str) -> None
 @TARGETS
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_inputs_of_any_size(dtype: Float, target: str) -> None:
-    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
+    """Nothing overflows in float16, and small values are lost beside large ones in their own block only."""
     for name in gpu_jobs.UNEVEN:
         with about(name):
             gpu_jobs.check_uneven(kernels(target, "f16", "discrete"), runner(target), name, dtype)
@@ -253,7 +255,7 @@ def test_bytes_of_no_number(target: str) -> None:
 
 
 def test_no_number_in_a_shader_is_one_that_gpus_take_for_0() -> None:
-    """TVM writes seven digits: 2^-126 was below the least normal number, and 0 divided by it NaN."""
+    """TVM writes seven digits: 2^-126 came out below the least normal number, and 0 divided by it was NaN."""
     from . import webgpu_harness
 
     staged = kernels("webgpu", "f32", "mobile", "int8").stages(int8_jobs.jobs("float32")["norm"])

@@ -1,4 +1,4 @@
-"""Every architecture as the onnx target writes it: logits and greedy tokens are transformers'."""
+"""Every architecture in the onnx target's form: logits and greedy tokens are transformers'."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.recurrent_cases import RECURRENT, STATE_SPACES
 from tests.support.turns import share
 
 SHORT = ("olmo2-plain",)
-"""Cases whose heads ONNX Runtime has no attention for."""
+"""Cases with a head size for which ONNX Runtime has no attention."""
 
 
 @pytest.mark.parametrize(

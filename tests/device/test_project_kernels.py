@@ -1,4 +1,4 @@
-"""Projections that turn and append in the same launch, for each class of GPU, on both GPU targets.
+"""Projections that rotate and append in the same launch, for each class of GPUs, on both GPU targets.
 
 Each case runs once in each run of the tests; targets, classes and precisions run in turns.
 """

@@ -1,7 +1,7 @@
 """The hybrid client with the CPU artifact of the sample as device and `nearfar`'s own server as cloud, on
 this machine.
 
-Both run the same weights, so a greedy answer is one text, whoever gives which part of it.
+Both run the same weights, so a greedy answer is the same text, whichever side gives which part of it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def cloud(server: RunningServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def expected(device: Engine) -> str:
-    """The answer without any trouble."""
+    """The answer where nothing fails."""
     return device.chat.completions.create(ASK, **GREEDY).choices[0].message.content
 
 
@@ -88,7 +88,7 @@ def codes(told: Provenance) -> list[str]:
 
 
 def lose_after(engine: Engine, tokens: int) -> None:
-    """The device fails once, so many steps from now."""
+    """Make the device fail once, after this many steps."""
     executor: Any = engine.asynchronous.core.executor
     run, left = executor.run, 2 * tokens
 
@@ -240,7 +240,7 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
     assert last["knowledge"]["sure"] is None
     assert len(last["knowledge"]["row"]) == ROW_TOKENS
     assert len(last["outcome"]["first_tokens"]) == 16
-    # Budgets win: what is too dear stays, however hard it is.
+    # Budgets win: a request that is too expensive stays on the device, however hard it is.
     broke = Policy.parse({"router": json.loads(path.read_text()), "budget_day": 1})
     with HybridClient(device=device, cloud=cloud, policy=broke) as client:
         kept = client.chat.completions.create(

@@ -1,5 +1,6 @@
-"""Models with short convolutions, recurrent states and experts, beside transformers: conversations, several
-requests at once, prefixes, snapshots, on each target that has them, and by the engine in JavaScript.
+"""Models with short convolutions, recurrent states and experts, compared with transformers: conversations,
+several requests at once, prefixes and snapshots, on each target that supports them and in the JavaScript
+engine.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BUCKETS = Buckets((1, 64), (1, 4))
 
 
 Built = Callable[[str, str], Path]
-"""The artifact of a case for a target, built at first use."""
+"""A function that gives the artifact of a case for a target, built at first use."""
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +76,13 @@ NAMED = pytest.mark.parametrize("name", NAMES)
 
 
 async def answer(core: EngineCore, tokens: list[int]) -> tuple[list[int], int]:
-    """Greedy tokens, and how many of the prompt were in the cache."""
+    """Greedy tokens, and the number of prompt tokens that were in the cache."""
     generation = core.generate(tokens, SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True))
     return [event.token async for event in generation], generation.stats.cached_tokens
 
 
 def check(case: Case, tokens: list[int], found: list[int]) -> None:
-    """Each token is as good as transformers' best."""
+    """Check that each token is as good as transformers' best one."""
     expected = reference(case)([*tokens, *found])[len(tokens) - 1 : -1]
     close = 2 * TOLERANCE["f32"] * np.abs(expected).max()
     for row, token in zip(expected, found, strict=True):
@@ -89,7 +90,7 @@ def check(case: Case, tokens: list[int], found: list[int]) -> None:
 
 
 def ask(engine: Engine, case: Case, *prompts: list[int]) -> list[tuple[list[int], int]]:
-    """The answers to prompts that come at once, compared with transformers'."""
+    """Answer prompts that come at the same time, and compare the answers with transformers'."""
     core = engine.asynchronous.core
 
     async def together() -> list[tuple[list[int], int]]:
@@ -118,7 +119,7 @@ def test_a_conversation_goes_on_from_its_last_page(engine: Engine, name: str) ->
 @in_turns("backend")
 @pytest.mark.parametrize(("name", "backend"), [*itertools.product(NAMES, [*PLAIN, *SHADERS]), *STATE_SPACES])
 def test_requests_that_begin_alike_come_at_once(engine: Engine, name: str) -> None:
-    """Two prompts that share pages, one that is theirs up to a border, and another; then all again."""
+    """Two prompts share pages up to a border, another one shares none; then all are asked again."""
     case = CASES[name]
     shared = prompt(case, 50)
     prompts = [[*shared, *prompt(case, count)] for count in (3, 9)] + [shared[:33], prompt(case, 40)]
@@ -191,8 +192,8 @@ def texts(name: str) -> list[str]:
 
 
 def check_texts(name: str, answers: list[tuple[list[float], int]]) -> None:
-    """The logarithms of probabilities of each answer are those of transformers' best tokens, and the last
-    answer went on from a page of the first one's prompt.
+    """Check that the log-probabilities of each answer are those of transformers' best tokens, and that the
+    last answer continued from a page of the first prompt.
     """
     first, second = texts(name)
     length = len(first)

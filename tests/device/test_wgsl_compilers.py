@@ -1,11 +1,11 @@
-"""Every kind of kernel must satisfy Chrome's compiler, stricter than naga: uniformity, reserved words.
+"""Every kind of kernel must pass Chrome's compiler, which is stricter than naga: uniformity, reserved words.
 
-Chromium's own device (SwiftShader) has no float16: kernels of f16 programs go through Dawn, which is that
-compiler, on its null device. That has the limits that WebGPU guarantees, and no more.
+Chromium's own device (SwiftShader) has no float16: kernels of f16 programs go through Dawn, which is the same
+compiler, on its null device. That device has exactly the limits that WebGPU guarantees.
 
-Chromium compiles all sources, which takes seconds. Its device then makes machine code of a pipeline, which
-takes minutes for all of them and tells nothing of other devices: of kernels that this device is never given
-(those for classes of GPUs) it makes the pipeline of one of a kind. Dawn makes the pipelines of all.
+Chromium compiles all sources, which takes seconds. Making machine code of all pipelines would take minutes on
+its device, and show nothing about other devices. So for kernels that this device never gets (those for
+classes of GPUs), it makes only one pipeline of each kind. Dawn makes all pipelines.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COMPILE = """async (sources) => {
 
 
 class Blank(http.server.BaseHTTPRequestHandler):
-    """A page from a trustworthy origin: elsewhere navigator.gpu does not exist."""
+    """Serves a page from a trustworthy origin: on other pages navigator.gpu does not exist."""
 
     def do_GET(self):
         self.send_response(200)
@@ -87,7 +87,7 @@ def jobs(dtype: str) -> dict[str, Job]:
 
 
 def linears_by_class(precision: Precision, dtype: str) -> dict[str, Staged]:
-    """Matmuls shaped for classes of GPUs."""
+    """Matmuls for classes of GPUs."""
     return {
         f"{device}_{name}": variant(CLASSES[device], precision, False).kernels.stages(
             replace(
@@ -153,7 +153,7 @@ def linears_of_bytes(precision: Precision, dtype: str) -> dict[str, Staged]:
 
 
 def over_codes(precision: Precision, dtype: str) -> dict[str, Staged]:
-    """What appends to a quantized cache, and attends to it."""
+    """Kernels that append to a quantized cache, and attend to it."""
     made = {}
     for name, kv_dtype in itertools.product(("software", "mobile", "discrete"), ("int8", "int4")):
         kernels = variant(CLASSES[name], precision, False).kernels
@@ -201,9 +201,9 @@ SHAPED = re.compile(r"(bytes|codes_software|([a-z]+_)?(mobile|integrated|discret
 
 
 def with_pipelines(every: dict[str, list[str]]) -> dict[str, tuple[str, str, bool]]:
-    """Which get a pipeline in Chromium: all software kernels but those over codes, which
-    test_quantized_kv.py runs there; of these and of those for a class of GPUs the shortest of each kind: job
-    and class, few or many rows, first or later launch.
+    """Kernels, and whether Chromium makes their pipelines: it does for all software kernels except those over
+    codes, which test_quantized_kv.py runs there; of the latter and of kernels for classes of GPUs, for the
+    shortest of each kind (job, class, few or many rows, first or later launch).
     """
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name in every:
@@ -244,5 +244,7 @@ def test_dawn_accepts_every_kernel_within_guaranteed_limits(precision: Precision
 
 
 def asks_for_memory(name: str, said: list[str]) -> bool:
-    """What discrete programs of float16 may, and say (docs/decisions/0015): two tiles of a matmul."""
+    """Whether a message is the allowed one about the memory of discrete float16 programs
+    (docs/decisions/0015): two tiles of a matmul.
+    """
     return name.startswith("discrete") and all("workgroup storage" in each for each in said)

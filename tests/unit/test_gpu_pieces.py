@@ -1,4 +1,4 @@
-"""Matrices that are larger than every device can bind lie in pieces: their bytes, launches and plans."""
+"""Matrices that are too large for one binding are stored in pieces: their bytes, launches and plans."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_gate_and_up_of_pieces_meet_in_a_scratch_buffer() -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
 def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precision: Precision) -> None:
-    """Launches over pieces write one buffer, which nothing else uses meanwhile."""
+    """All launches over pieces write one buffer, which nothing else uses meanwhile."""
     model = read_model({**published("qwen3-4b").config, "num_hidden_layers": 2}).model
     matrices = {p.name: Matrix(p.n, p.k, 4, 64) for p in model.step.params if p.is_matrix}
     made = variant(SOFTWARE, precision, vectors=False)
@@ -141,7 +141,7 @@ def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precisio
 
 
 def test_rounded_rows_of_pieces_are_written_before_they_are_read() -> None:
-    """Gate and up rows meet in a buffer of their own; what a piece's rows are rounded to stays its own."""
+    """Gate and up rows are written to one buffer of their own; the rounded rows of a piece are not shared."""
     kernels = variant(CLASSES["discrete"], "f16", False, "int8", binding=1 << 14).kernels
     job = Linear(16, Matrix(512, 256, 4, 64), "float32", "float16", gate="silu", norm=1e-5)
     known = set(job.inputs(len(kernels.parts(job.matrix))))

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 @pytest.mark.parametrize("alike", [False, True], ids=["different keys", "equal keys"])
 @pytest.mark.parametrize("rows", [1, 5, CHUNK, 2 * CHUNK + 7])
 def test_chunks_are_rows_one_by_one(rows: int, alike: bool) -> None:
-    """Equal keys with rates near 1 and hardly any decay: there inverses by powers lose all digits."""
+    """With equal keys, rates near 1 and hardly any decay, inverses by powers would lose all digits."""
     rng = np.random.default_rng(rows)
     x = rng.normal(size=(rows, 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM))
     gates = rng.normal(size=(rows, 2 * HEADS))
@@ -58,7 +58,7 @@ def one_by_one(x: Array, gates: Array, a_log: Array, dt_bias: Array, state: Arra
 
 
 def test_rows_of_a_sequence_are_taken_in_order() -> None:
-    """Slot 0 passes a border of columns; slots 1 and 2 have one row each and go together; 3 begins."""
+    """Slot 0 passes a border of columns; slots 1 and 2 have one row each and run together; slot 3 begins."""
     stride, table = 8, np.arange(16).reshape(4, 4)
     positions = np.array([6, 7, 8, 9, 5, 16, 0, 1])
     slots = np.array([0, 0, 0, 0, 1, 2, 3, 3])

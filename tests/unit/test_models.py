@@ -1,6 +1,4 @@
-"""Every architecture, as the list of its step: logits and greedy tokens are those of transformers in
-float32.
-"""
+"""The list of every architecture's step: logits and greedy tokens equal those of transformers in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quality good: every matrix that multiplies, by the squares of what the float model gives it."""
+"""Quality good: every multiplied matrix is quantized by the mean squares of its inputs in the float model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which program a GPU runs: by its class, by trials, by what was kept of them."""
+"""The choice of a GPU's program: by its class, by trials, and by kept results of trials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU = Adapter("nvidia", "", "a card", "1.0", "discrete")
 
 @dataclass(frozen=True)
 class Named:
-    """A program, as far as it counts here."""
+    """A program with only the properties that matter here."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""The choice of experts, and their gated MLPs, of the CPU target against NumPy."""
+"""The CPU target's routing to experts, and their gated MLPs, against NumPy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_of_equal_experts_the_first_are_chosen(jobs: CpuJobs) -> None:
 
 @pytest.mark.parametrize("job", EXPERTS, ids=lambda job: job.label)
 def test_experts(jobs: CpuJobs, job: Experts) -> None:
-    """The rows have random experts, then all the same experts, then none."""
+    """The rows have random experts, then all the same experts, then no experts."""
     inputs = inputs_of(job, np.random.default_rng(job.m))
     tolerance = 6e-4 if job.down.quantized or job.gate_up.quantized else 5e-6  # two products, see test_linear
     jobs.check(job, inputs, tolerance)
@@ -64,7 +64,7 @@ def test_experts(jobs: CpuJobs, job: Experts) -> None:
 
 
 def test_a_row_is_the_same_alone_and_among_others(jobs: CpuJobs) -> None:
-    """To the last bit: the text does not depend on the rows of other sequences."""
+    """Results are equal to the last bit: a text does not depend on rows of other sequences."""
     one, _, many = ALIKE
     inputs = inputs_of(many, np.random.default_rng(3))
     whole = jobs.compute(many, inputs)["out"]

@@ -1,4 +1,4 @@
-"""Rows of GGUF's types as the CPU's kernels read them: bit for bit what the gguf package says."""
+"""Rows of GGUF's types as the CPU's kernels read them equal those of the gguf package bit for bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def job(kind: str, k: int) -> Embed:
 
 
 def widths(kind: str) -> tuple[int, ...]:
-    """Rows of several superblocks, and of an odd number of groups where a type has none."""
+    """Widths of rows: several superblocks, or an odd number of groups for a type without superblocks."""
     block, _ = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     return (3 * block,) if block > 32 else (32, 160, 192)
 
