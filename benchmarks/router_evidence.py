@@ -33,7 +33,7 @@ from router_questions import Row, checked, varied
 from sklearn.metrics import roc_auc_score
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.edge_runtime.openai.knowledge import knowledge, read_prompt
 from nearfar.fallback_server.bench.svg import Line, picture
 from nearfar.routing.confidence import entropy
 from nearfar.routing.difficulty import score as english
@@ -185,10 +185,11 @@ async def measure(artifact: Path, given: list[Row], count: int = 40) -> None:
         for looks in (at % 2 == 0, at % 2 == 1):
             engine.core.scheduler.table.forget()
             began = time.perf_counter()
-            if looks:
-                await knowledge(engine, asked(question), ask=False, tokens=tokens)
+            read = await read_prompt(engine, asked(question), ask=False, tokens=tokens) if looks else None
             await engine.chat.completions.create(asked(question), max_tokens=1, temperature=0.0)
             seconds[looks] = time.perf_counter() - began
+            if read is not None:
+                await read.release()
         ratios.append(seconds[True] / seconds[False])
     await engine.close()
     print(f"time to the first token with a look, over without: median {statistics.median(ratios):.3f}")
