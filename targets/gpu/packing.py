@@ -15,8 +15,8 @@ from nearfar.kernels.codes import pack_codes
 from nearfar.kernels.quantized import Array, Held, Matrix, Part, QuantTensor
 from nearfar.targets.gpu.levels import Levels, pack_levels
 
-HELD = Held(pieces=False)
-"""What artifacts store. The launches of a matrix in pieces could not be fused with those around them."""
+HELD = Held(widens=True)
+"""What artifacts store. Rows with scales of one level are stored alike: few bytes buy fewer kernels."""
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of the planes into which codes are split, the low ones first; a word has whole codes."""

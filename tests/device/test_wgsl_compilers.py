@@ -268,7 +268,9 @@ def run_in(page):
         names = [stage.args[i] for i in shader.params]
         inputs = [np.ascontiguousarray(arrays[name]).view(np.uint32).ravel().tolist() for name in names]
         out = arrays["out"]
-        words = page.evaluate(RUN, [shader.source, shader.entry, shader.grid, inputs, names.index("out"), out.nbytes])
+        words = page.evaluate(
+            RUN, [shader.source, shader.entry, shader.grid, inputs, names.index("out"), out.nbytes]
+        )
         return {"out": np.array(words, np.uint32).view(out.dtype).reshape(out.shape)}
 
     return run
@@ -276,7 +278,10 @@ def run_in(page):
 
 @pytest.mark.parametrize("kind", gguf_rows.OWN_BYTES)
 def test_rows_of_a_gguf_file_in_chromium_are_those_of_the_file(page, kind):
-    made, job = variant(SOFTWARE, "f32", False).kernels, gguf_rows.embed_job(kind, 3 * gguf_rows.block_size(kind))
+    made, job = (
+        variant(SOFTWARE, "f32", False).kernels,
+        gguf_rows.embed_job(kind, 3 * gguf_rows.block_size(kind)),
+    )
     arrays, expected = gguf_rows.embed_arrays(made, kind, job.matrix.k)
     arrays["out"] = np.zeros(*job.out)
     np.testing.assert_array_equal(run_in(page)(made.stages(job), "f32", arrays)["out"], expected)

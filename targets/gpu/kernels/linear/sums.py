@@ -161,8 +161,9 @@ def _threads(job: Product, plan: Tiling) -> int:
 
 def _in_flight(job: Product, plan: Tiling) -> int:
     """Bytes of the matrix that all threads load at once."""
-    matrix = job.matrix
-    scales = matrix.scales.bytes(WIDTH, matrix.k, matrix.group) * matrix.group / matrix.k if matrix.quantized else 0
+    matrix, scales = job.matrix, 0
+    if matrix.quantized:
+        scales = matrix.scales.bytes(WIDTH, matrix.k, matrix.group) * matrix.group // matrix.k
     loads = plan.batch * (plan.units * Reader.of(job.matrix).words * 16 + scales)
     return _threads(job, plan) * loads * job.columns.sides
 
