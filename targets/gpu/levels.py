@@ -2,10 +2,10 @@
 multiply (format/scales.py): its layout on GPU targets.
 
 The array is k-major like the codes: uint32 [rows, n], a word for each column, so that four columns are one
-load of 16 bytes. Integers of more than 4 bits are split into two planes like codes, the low bits first, so
-that the integers of a group lie in one word of each plane. A group's field has its scale in the low bits and
-its offset, if there is one, above it. All rows of the low bits come first, then those of the high bits, then
-the float16 factors: of scale and offset in the halves of a word, one row a superblock; or, without offsets, of
+load of 16 bytes. Integers of 6 bits are split into two planes like codes, the low bits first, so that the
+integers of a group lie in one word of each plane. A group's field has its scale in the low bits and its
+offset, if there is one, above it. All rows of the low bits come first, then those of the high bits, then the
+float16 factors: of scale and offset in the halves of a word, one row a superblock; or, without offsets, of
 two successive superblocks, the last with 0.
 """
 
@@ -73,7 +73,8 @@ class Levels:
 def pack_levels(matrix: Matrix, tensor: QuantTensor) -> npt.NDArray[np.uint32]:
     """Pack the integers and factors of a matrix: uint32 [rows, n]."""
     levels, offsets = Levels.of(matrix), matrix.scales.offsets
-    assert levels is not None and tensor.units is not None
+    assert levels is not None
+    assert tensor.units is not None
     integers = [tensor.scales, tensor.biases] if offsets else [tensor.scales]
     packed = [
         pack_codes(

@@ -28,10 +28,11 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
     Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the
     low half and of its bias in the high half. Without biases, `scales` instead: a word has the float16 bits
     of the scales of two neighbouring columns, so that the word of a vector of columns is half as long. With
-    integer scales, `levels` (levels.py). Codes of one plane have the sign bit of each word inverted (so that the top code, masked in place, reads as the
-    int32 (code - 2^(bits-1)) * 2^(32-bits)); of two planes, all rows of the low bits come before those of the
-    high ones. float16 is packed in pairs along k too, since a device without the feature `shader-f16` cannot
-    declare it, and both precisions share one set of weights.
+    integer scales, `levels` instead (levels.py). Codes of one plane have the sign bit of each word inverted
+    (so that the top code, masked in place, reads as the int32 (code - 2^(bits-1)) * 2^(32-bits)); of two
+    planes, all rows of the low bits come before those of the high ones. float16 is packed in pairs along k
+    too, since a device without the feature `shader-f16` cannot declare it, and both precisions share one set
+    of weights.
     """
     n, k = matrix.n, matrix.k
     if matrix.quantized:

@@ -15,7 +15,6 @@ import pytest
 from nearfar.format.manifest import Float
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
-from nearfar.kernels.quantized import Matrix
 from tests.support import gguf_rows, gpu_jobs, int8_jobs
 from tests.support.turns import in_turns
 

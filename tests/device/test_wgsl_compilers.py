@@ -55,7 +55,8 @@ COMPILE = """async (sources) => {
 RUN = """async ([code, entryPoint, grid, inputs, out, bytes]) => {
   const device = await (await navigator.gpu.requestAdapter()).requestDevice();
   const module = device.createShaderModule({ code });
-  const pipeline = await device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint } });
+  const compute = { module, entryPoint };
+  const pipeline = await device.createComputePipelineAsync({ layout: "auto", compute });
   const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
   const buffers = inputs.map((words) => {
     const data = new Uint32Array(words);

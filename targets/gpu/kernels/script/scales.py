@@ -1,4 +1,4 @@
-"""How a lane reads the scales and biases of groups of four neighbouring columns, whichever way they are stored.
+"""How a lane reads scales and biases of groups of four neighbouring columns, whichever way they are stored.
 
 Words of float16 are kept in registers as they are, and become float32 where they are used. Integers and their
 factors (targets/gpu/levels.py) become float32 once a group: by `convert`, which a kernel calls between the
