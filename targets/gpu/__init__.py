@@ -32,6 +32,7 @@ from nearfar.kernels.jobs import (
     Split,
     Ssm,
 )
+from nearfar.kernels.pieces import placed
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
@@ -77,8 +78,9 @@ class GpuKernels:
         return pieces.pack(matrix, tensor, self.binding)
 
     def projects(self, job: Project) -> bool:
-        """Whether one kernel can do the whole job."""
-        whole = len(pieces.pieces(job.linear.matrix, self.binding)) == 1
+        """Whether one kernel can do the whole job, or one for each piece that is stored differently."""
+        matrix = job.linear.matrix
+        whole = len(pieces.pieces(matrix, self.binding)) == len(placed(matrix))
         return whole and projects(job, self.tuning)
 
     def check(self, job: Job) -> None:

@@ -20,12 +20,13 @@ from nearfar.format.scales import OF_GGUF, PAIRS, Scales
 from tests.support import gguf_files, tiny
 from tests.support.architectures import CASES, checkpoint, prompt, reference
 from tests.support.backends import greedy as tokens_of
+from tests.support.backends import require
 from tests.support.cases import Case
 from tests.support.gguf_files import WIDE
 from tests.support.parity import SMALL, check_answers, last
 from tests.support.quantized import CONFIG, answer, greedy, weights, write
 from tests.support.step_reference import StepReference
-from tests.support.turns import share
+from tests.support.turns import in_turns, share
 
 ARCHITECTURES = {
     "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
@@ -157,6 +158,23 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
         assert quantized is not None
         for name in quantized.tensors:
             np.testing.assert_array_equal(quantized.weights(name, 5, 77), floats[name][5:77], err_msg=name)
+
+
+@in_turns("target")
+@pytest.mark.parametrize("target", ["vulkan", "webgpu"])
+def test_a_gpu_stores_the_bytes_of_the_file(target: str, tmp_path: Path) -> None:
+    """Types mixed as llama.cpp mixes them: exact, not larger, and the answer is that of the weights."""
+    require(target)
+    file, floats = gguf_files.mixed(tmp_path, "Q4_K_M")
+    floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}
+    found, manifest = answer(file, tmp_path / "out", target, device_classes=("software",))
+    assert found == greedy(floats, WIDE)
+    matrices = manifest["quantization"]["matrices"]
+    assert {matrix["carried"] for matrix in matrices} == {"exact"}
+    assert [rows_of(m) for m in matrices if m["name"] == "layers.0.qkv"] == [
+        [(384, *STORED["Q4_K"]), (128, *STORED["Q6_K"])]
+    ]
+    assert sum(shard["bytes"] for shard in manifest["weights"]["shards"]) <= 1.02 * file.stat().st_size
 
 
 def rows_of(matrix: dict[str, Any]) -> list[tuple[int, int, int, Scales]]:

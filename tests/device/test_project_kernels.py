@@ -63,6 +63,18 @@ def test_matrices(matrix: str, target: str) -> None:
     check(job, target, "discrete", "f32")
 
 
+@in_turns("target", "device")
+@TARGETS
+@DEVICES
+@pytest.mark.parametrize("flags", [{}, {"norm_eps": 1e-6, "v_norm_eps": 1e-6}], ids=["plain", "norms"])
+def test_heads_that_are_stored_differently(flags: dict[str, float], device: str, target: str) -> None:
+    """Each piece has a launch, which writes its heads and no other."""
+    precision: Precision = "f16" if device == "discrete" else "f32"
+    job = project_jobs.mixed((2, 4, 2, 64), DTYPES[precision], **flags)
+    assert len(kernels(target, precision, device).stages(job).stages) == len(job.linear.matrix.pieces) == 2
+    check(job, target, device, precision)
+
+
 @in_turns("target")
 @TARGETS
 def test_a_float16_cache_beside_float32(target: str) -> None:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
 
@@ -30,15 +31,13 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
 from nearfar.targets.webgpu import shaders
-from tests.support import gpu_jobs, int8_jobs, project_jobs
+from tests.support import gguf_rows, gpu_jobs, int8_jobs, project_jobs
 from tests.support.browser import browser
 from tests.support.turns import share
 
 WEB = Path(__file__).resolve().parents[2] / "web"
 COMPILE = """async (sources) => {
-  const adapter = await navigator.gpu.requestAdapter();
-  if (!adapter) return "no adapter";
-  const device = await adapter.requestDevice();
+  const device = await (await navigator.gpu.requestAdapter()).requestDevice();
   const complaints = {};
   await Promise.all(Object.entries(sources).map(async ([name, [code, entryPoint, whole]]) => {
     const module = device.createShaderModule({ code });
@@ -51,6 +50,35 @@ COMPILE = """async (sources) => {
     if (said.length) complaints[name] = said;
   }));
   return complaints;
+}"""
+
+
+RUN = """async ([code, entryPoint, grid, inputs, out, bytes]) => {
+  const device = await (await navigator.gpu.requestAdapter()).requestDevice();
+  const module = device.createShaderModule({ code });
+  const compute = { module, entryPoint };
+  const pipeline = await device.createComputePipelineAsync({ layout: "auto", compute });
+  const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
+  const buffers = inputs.map((words) => {
+    const data = new Uint32Array(words);
+    const buffer = device.createBuffer({ size: data.byteLength, usage });
+    device.queue.writeBuffer(buffer, 0, data);
+    return buffer;
+  });
+  const uniform = device.createBuffer({ size: 16, usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST });
+  device.queue.writeBuffer(uniform, 0, new Uint32Array([grid[0] - 1]));
+  const entries = [...buffers, uniform].map((buffer, binding) => ({ binding, resource: { buffer } }));
+  const encoder = device.createCommandEncoder();
+  const pass = encoder.beginComputePass();
+  pass.setPipeline(pipeline);
+  pass.setBindGroup(0, device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }));
+  pass.dispatchWorkgroups(...grid);
+  pass.end();
+  const read = device.createBuffer({ size: bytes, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
+  encoder.copyBufferToBuffer(buffers[out], 0, read, 0, bytes);
+  device.queue.submit([encoder.finish()]);
+  await read.mapAsync(GPUMapMode.READ);
+  return [...new Uint32Array(read.getMappedRange())];
 }"""
 
 
@@ -214,19 +242,58 @@ def with_pipelines(every: dict[str, list[str]]) -> dict[str, tuple[str, str, boo
     return {name: (code, entry, name in chosen) for name, (code, entry) in every.items()}
 
 
-def test_chromium_compiles_every_kernel():
+@pytest.fixture(scope="module")
+def page():
+    """A blank page of a Chromium with WebGPU."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Blank)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         with browser() as chromium:
             page = chromium.new_page()
             page.goto(f"http://127.0.0.1:{server.server_port}/")
-            complaints = page.evaluate(COMPILE, with_pipelines(sources("f32")))
+            if not page.evaluate("navigator.gpu.requestAdapter().then(Boolean)"):
+                pytest.skip("Chromium offers no WebGPU adapter")
+            yield page
     finally:
         server.shutdown()
-    if complaints == "no adapter":
-        pytest.skip("Chromium offers no WebGPU adapter")
-    assert complaints == {}
+
+
+def test_chromium_compiles_every_kernel(page):
+    assert page.evaluate(COMPILE, with_pipelines(sources("f32"))) == {}
+
+
+def run_in(page):
+    """What runs the one launch of a job in a page, and reads `out`."""
+
+    def run(staged, precision, arrays):
+        (stage,) = staged.stages
+        (shader,) = shaders(tvm.IRModule({"kernel": stage.func}), precision).values()
+        names = [stage.args[i] for i in shader.params]
+        inputs = [np.ascontiguousarray(arrays[name]).view(np.uint32).ravel().tolist() for name in names]
+        out = arrays["out"]
+        words = page.evaluate(
+            RUN, [shader.source, shader.entry, shader.grid, inputs, names.index("out"), out.nbytes]
+        )
+        return {"out": np.array(words, np.uint32).view(out.dtype).reshape(out.shape)}
+
+    return run
+
+
+@pytest.mark.parametrize("kind", gguf_rows.OWN_BYTES)
+def test_rows_of_a_gguf_file_in_chromium_are_those_of_the_file(page, kind):
+    made, job = (
+        variant(SOFTWARE, "f32", False).kernels,
+        gguf_rows.embed_job(kind, 3 * gguf_rows.block_size(kind)),
+    )
+    arrays, expected = gguf_rows.embed_arrays(made, kind, job.matrix.k)
+    arrays["out"] = np.zeros(*job.out)
+    np.testing.assert_array_equal(run_in(page)(made.stages(job), "f32", arrays)["out"], expected)
+
+
+def test_a_matvec_over_two_levels_in_chromium(page):
+    matrix = replace(gpu_jobs.TWO_LEVELS["q6g16k8"], n=72)
+    job = Linear(1, matrix, "float32", "float32", norm=1e-5)
+    gpu_jobs.check(variant(CLASSES["mobile"], "f32", False).kernels, run_in(page), "f32", job)
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])

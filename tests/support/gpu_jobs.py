@@ -14,7 +14,7 @@ import numpy as np
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.format.manifest import Float
-from nearfar.format.scales import PAIRS, SYMMETRIC
+from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC
 from nearfar.kernels.contract import Kernels, Precision, Staged
 from nearfar.kernels.jobs import (
     Activation,
@@ -71,7 +71,17 @@ SCALES_ALONE = {
     "q5g32s": Matrix(75, 224, 5, 32, scales=SYMMETRIC),
     "q8g32s": Matrix(130, 160, 8, 32, scales=SYMMETRIC),
 }
-"""Schemes without biases, for matrices with an odd number of columns and of groups."""
+"""Schemes without biases; matrices with an odd number of columns and of groups."""
+TWO_LEVELS = {
+    "q2g16k4o": Matrix(75, 512, 2, 16, scales=OF_GGUF["Q2_K"]),
+    "q3g16k6": Matrix(74, 256, 3, 16, scales=OF_GGUF["Q3_K"]),
+    "q4g32k6o": Matrix(97, 768, 4, 32, scales=OF_GGUF["Q4_K"]),
+    "q5g32k6o": Matrix(41, 256, 5, 32, scales=OF_GGUF["Q5_K"]),
+    "q6g16k8": Matrix(75, 768, 6, 16, scales=OF_GGUF["Q6_K"]),
+}
+"""Schemes with integer scales; matrices with odd numbers of columns and of superblocks."""
+STORED = SCALES_ALONE | TWO_LEVELS
+"""Schemes with other scales than float16 pairs."""
 
 
 def linears(dtype: str) -> dict[str, Callable[[int], Linear]]:
@@ -118,9 +128,10 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     """
     out: dict[str, tuple[Precision, Linear]] = {}
     if device == "mobile":
-        names = ("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64", "q4g32s", "q5g32s")
+        names = ("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64", "q4g32s", "q5g32s",
+                 *TWO_LEVELS)  # fmt: skip
         for i, name in enumerate(names):
-            matrix = (SCHEMES | SCALES_ALONE)[name]
+            matrix = (SCHEMES | STORED)[name]
             matrix = replace(matrix, n=matrix.n // 4 * 4)
             out[name] = "f32", Linear(1, matrix, "float32", "float32", norm=1e-5)
             out[f"{name}_rows"] = "f32", Linear((16, 33)[i % 2], matrix, "float32", "float32", norm=1e-5)
@@ -143,6 +154,10 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         alone = replace(SCALES_ALONE["q8g32s"], n=128)
         out["halves_q8g32s"] = precision, Linear(1, alone, dtype, "float32")
         out["halves_q8g32s_rows"] = precision, Linear(33, alone, "float32", dtype, norm=1e-5)
+        for name in ("q4g32k6o", "q6g16k8"):
+            levels = replace(TWO_LEVELS[name], n=136)
+            out[name] = precision, Linear(1, levels, dtype, "float32")
+            out[f"{name}_rows"] = precision, Linear(33, levels, "float32", dtype, norm=1e-5, gate="silu")
         four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
         out["four"] = precision, four
         out |= grouped_linears(dtype)
@@ -197,6 +212,7 @@ def in_pieces(dtype: str) -> dict[str, Linear | Embed]:
         "bias_residual": Linear(1, q4, dtype, "float32", bias=True, residual=True),
         "bias_residual_64": Linear(64, q4, dtype, "float32", bias=True, residual=True),
         "planes": Linear(16, Matrix(150, 576, 6, 64), "float32", dtype, norm=1e-5),
+        "levels": Linear(1, Matrix(504, 256, 6, 16, scales=OF_GGUF["Q6_K"]), "float32", dtype, norm=1e-5),
         "gate": Linear(1, dense, dtype, dtype, gate="silu", bias=True, softcap=0.3, residual=True),
         "gate_16": Linear(16, Matrix(512, 576, 4, 64), "float32", dtype, norm=1e-5, gate="gelu_tanh"),
         "embed": Embed(64, Matrix(300, 576, 4, 64), 24.0),
@@ -240,6 +256,8 @@ EXPERTS = {
     "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
     "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
     "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
+    "q4_k": experts(2, 3, 2, (256, 256, 40), 4, 32, scales=OF_GGUF["Q4_K"], down_bias=True),
+    "q6_k": experts(2, 2, 1, (256, 256, 41), 6, 16, scales=OF_GGUF["Q6_K"]),
 }
 
 STATES: dict[str, Conv | Delta] = {

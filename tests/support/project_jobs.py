@@ -11,7 +11,7 @@ from nearfar.kernels.contract import Packing
 from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
 from nearfar.kernels.quantized import Matrix
 
-from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, paged, paged_inputs
+from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, TWO_LEVELS, paged, paged_inputs
 from .job_reference import Array, random_inputs, random_matrix, rows
 
 Q4 = Matrix(0, 320, 4, 64)
@@ -43,7 +43,16 @@ def matrices() -> dict[str, Matrix]:
     """Matrices of all bits, and dense ones."""
     return {name: SCHEMES[name] for name in BITS} | {
         "f32": replace(MATRICES["f32odd"], k=172), "f16": MATRICES["f16"], "q8g32s": SCALES_ALONE["q8g32s"],
-    }  # fmt: skip
+    } | {name: TWO_LEVELS[name] for name in ("q4g32k6o", "q6g16k8")}  # fmt: skip
+
+
+def mixed(shape: tuple[int, int, int, int], dtype: str, **flags: Any) -> Project:
+    """A job whose v is stored in another way than q and k, as in a file in Q4_K_M."""
+    made = job(shape, dtype, linear={"norm": 1e-5, "bias": True}, **flags)
+    v = made.paged.kv_heads * made.paged.head_dim
+    wide, high = (replace(TWO_LEVELS[name], k=512) for name in ("q4g32k6o", "q6g16k8"))
+    matrix = Matrix.of([replace(wide, n=made.linear.matrix.n - v), replace(high, n=v)])
+    return replace(made, linear=replace(made.linear, matrix=matrix))
 
 
 def arrays(packing: Packing, project: Project, seed: int = 1) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import tvm
@@ -11,8 +12,9 @@ import tvm
 from nearfar.build import manifest
 from nearfar.build.program.compile import Compilation, compile_program
 from nearfar.build.synth import published
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.errors import BuildError
-from nearfar.format.scales import PAIRS, SYMMETRIC, Scales
+from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.emission import EmitContext
@@ -54,9 +56,11 @@ def test_no_piece_is_larger_than_every_device_binds_and_there_are_no_more_than_t
     assert count == 1 or found[0].matrix.n % COLUMNS == 0
 
 
-@pytest.mark.parametrize(("scales", "name"), [(PAIRS, "scale_bias"), (SYMMETRIC, "scales")])
+@pytest.mark.parametrize(
+    ("scales", "name"), [(PAIRS, "scale_bias"), (SYMMETRIC, "scales"), (OF_GGUF["Q4_K"], "levels")]
+)
 def test_a_matrix_that_fits_is_stored_as_ever_and_others_piece_by_piece(scales: Scales, name: str) -> None:
-    matrix = Matrix(200, 256, 4, 64, scales=scales)
+    matrix = Matrix(200, 256, 4, 32, scales=scales)
     tensor, _ = random_matrix(np.random.default_rng(1), matrix)
     assert parts(matrix) == packing.parts(matrix)
     assert [part.name for part in parts(matrix, SMALL)] == [
@@ -77,6 +81,19 @@ def test_scales_without_biases_take_two_bytes_each(n: int) -> None:
     _, scales = packing.pack(matrix, tensor)
     assert [part.bytes for part in parts(matrix)] == [n * 256, (n + 1) // 2 * 2 * 8 * 2]
     np.testing.assert_array_equal(scales.view(np.float16)[:, :n], tensor.scales.T)
+
+
+@pytest.mark.parametrize("superblocks", [2, 3])
+@pytest.mark.parametrize("kind", OF_GGUF)
+def test_scales_of_two_levels_take_the_bytes_of_the_file(kind: str, superblocks: int) -> None:
+    """One factor is in half a word: of an odd number of superblocks the last half is empty."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    scheme = BLOCKS[kind].scheme(superblocks * block)
+    assert scheme is not None
+    matrix = Matrix(41, superblocks * block, scheme.bits, scheme.group_size, scales=scheme.scales)
+    empty = 0 if scheme.scales.offsets else superblocks % 2 * 2
+    assert matrix.bytes == 41 * superblocks * size
+    assert sum(part.bytes for part in parts(matrix)) == matrix.bytes + 41 * empty
 
 
 def test_rows_that_are_too_long_for_any_piece_are_refused_by_name() -> None:

@@ -26,7 +26,6 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     placed_code,
     scale_and_bias,
     scale_shape,
-    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -78,9 +77,9 @@ class Column:
         lost = T.float32(top_code_offset(self.matrix.bits))
         return code + T.Select(e == self.units.inputs - 1, lost, T.float32(0))
 
-    def scaled(self, word, column, products, inputs):
+    def scaled(self, w1, group, column, products, inputs):
         """The sum of a group, from its sum of codes times inputs and its sum of inputs."""
-        scale, bias = scale_and_bias(self.matrix, word, column)
+        scale, bias = scale_and_bias(self.matrix, w1, group, column)
         return scale * products + bias * inputs
 
     def input(self, x, row, at):
@@ -108,8 +107,7 @@ class Column:
                     T.buffer_store(part, part[0] + self.value(word, e) * part[2], [0])
                     T.buffer_store(part, part[1] + part[2], [1])
             if self.matrix.quantized:
-                pair = T.Bind(scale_word(self.matrix, w1, g, column))
-                T.buffer_store(part, self.scaled(pair, column, part[0], part[1]), [0])
+                T.buffer_store(part, self.scaled(w1, g, column, part[0], part[1]), [0])
             T.buffer_store(acc, acc[which] + part[0], [which])
 
 
