@@ -4,7 +4,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -51,6 +51,7 @@ from nearfar.targets.gpu.kernels.route import route
 from nearfar.targets.gpu.kernels.sampling.greedy import greedy
 from nearfar.targets.gpu.kernels.sampling.logprobs import logprobs
 from nearfar.targets.gpu.kernels.sampling.sample import sample
+from nearfar.targets.gpu.kernels.ssm import ssm
 
 
 class GpuKernels:
@@ -83,10 +84,6 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
-        if type(job) in REFUSED:
-            raise BuildError(
-                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or wasm"
-            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -135,6 +132,7 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Rows: _alike(rows),
     Conv: _alike(conv),
     Delta: delta,
+    Ssm: ssm,
     Route: _alike(route),
     Experts: _alike(experts),
     Greedy: _alike(greedy),
@@ -142,9 +140,7 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {Ssm: "the state spaces of Mamba-2"}
-"""Jobs without a kernel, with the word for their models in messages."""
-SHAPED = (Linear, Project, Attend, Delta)
+SHAPED = (Linear, Project, Attend, Delta, Ssm)
 """Jobs whose kernels differ between programs."""
 
 
@@ -152,7 +148,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
     """The part of a program's tuning that a job's kernel depends on; programs that differ only in the rest
     share the kernel.
     """
-    if isinstance(job, Attend | Delta) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
+    if isinstance(job, Attend | Delta | Ssm) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
         tuning = replace(tuning, half=False)  # The kernel uses the dtypes of its job.
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))

@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     Project,
     RopeAppend,
     Route,
+    Ssm,
 )
 from nearfar.kernels.quantized import Matrix
 
@@ -240,7 +241,7 @@ EXPERTS = {
     "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
 }
 
-STATES: dict[str, Conv | Delta] = {
+STATES: dict[str, Conv | Delta | Ssm] = {
     "conv_one": Conv(1, 48, 3, 16, 4, 4),
     "conv_odd": Conv(33, 101, 7, 16, 4, 4, "silu", True),
     "conv_long": Conv(64, 64, 20, 16, 4, 4),
@@ -249,6 +250,10 @@ STATES: dict[str, Conv | Delta] = {
     "delta_few": Delta(16, 3, 3, 12, 20, 32, 4, 4, 1e-6),
     "delta_odd": Delta(40, 2, 1, 9, 70, 32, 4, 4, 1e-6),
     "delta": Delta(64, 2, 1, 128, 64, 32, 4, 4, 1e-6),
+    "ssm_one": Ssm(1, 4, 2, 16, 32, 32, 4, 4),
+    "ssm_few": Ssm(16, 6, 3, 12, 20, 32, 4, 4, 0.1, 0.9),
+    "ssm_odd": Ssm(40, 3, 1, 9, 37, 32, 4, 4, 0.01),
+    "ssm_deep": Ssm(64, 2, 2, 140, 64, 32, 4, 4),
 }
 
 SHAPES = [
@@ -440,7 +445,7 @@ def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[st
     """Random inputs; matrices packed as `w0`, `w1`, … and as the numbers that they hold."""
     if isinstance(job, Paged):
         return paged_inputs(job, rng)
-    if isinstance(job, Conv | Delta):
+    if isinstance(job, Conv | Delta | Ssm):
         return state_inputs(job, rng)
     arrays = random_inputs(job, rng)
     if isinstance(job, Route):  # the last row but one is padding

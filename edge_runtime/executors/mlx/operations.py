@@ -14,6 +14,7 @@ import mlx.core as mx
 from nearfar.edge_runtime.executors.mlx.calls import HEADS, Arrays, Made, Part, Run, Value, whole
 from nearfar.edge_runtime.executors.mlx.delta import Gated, gated_delta
 from nearfar.edge_runtime.executors.mlx.reading import Reading
+from nearfar.edge_runtime.executors.mlx.ssm import StateSpace, state_space
 from nearfar.edge_runtime.executors.mlx.stacks import Pairs
 from nearfar.step import ops
 
@@ -95,6 +96,21 @@ def delta(r: Reading, op: ops.Delta) -> Value:
         return (mx.flatten(out.swapaxes(0, 1), -2, -1),)
 
     return r.calls.add(delta, state.kv_heads * state.head_dim)
+
+
+def ssm(r: Reading, op: ops.Ssm) -> Value:
+    state = r.caches[op.state]
+    space = StateSpace(state.kv_heads, op.groups, state.depth, op.least, op.most)
+    a_log, dt_bias, skip = mx.split(whole(r.weights.vector(op.terms, mx.float32)), 3)
+    skip = skip[:, None, None]
+    x, dt = (r.wide(r.whole(name)).at for name in (op.x, op.dt))
+
+    def ssm(made: Made, run: Run) -> Arrays:
+        parts = space.parts(made[x], made[dt], a_log, dt_bias)
+        out = run.recur(op.state, parts, state_space) + skip * parts[2]
+        return (mx.flatten(out.swapaxes(0, 1), -2, -1),)
+
+    return r.calls.add(ssm, state.kv_heads * state.head_dim)
 
 
 def glu(r: Reading, op: ops.Glu) -> Value:
@@ -193,6 +209,7 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Attend: attend,
     ops.Conv: conv,
     ops.Delta: delta,
+    ops.Ssm: ssm,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,
@@ -204,8 +221,6 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Logits: logits,
     ops.Embedding: embedding,
 }
-REFUSED: Mapping[type[ops.Op], str] = {ops.Ssm: "has no state space"}
-"""Operations without a function; a build refuses models that have them."""
 
 
 def _append(r: Reading, op: ops.RopeAppend, keys: Value, values: Value) -> None:
