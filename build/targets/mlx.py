@@ -115,8 +115,8 @@ class MlxTarget:
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """For an exported function, raise BuildError without mlx installed, and for an embedding model, experts
-        or layers that keep more than keys and values.
+        """For an exported function, raise BuildError without mlx installed, and for an embedding model,
+        experts or layers that keep more than keys and values.
         """
         if options.export_function:
             if source.model.embedding is not None:

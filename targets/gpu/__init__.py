@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from nearfar.errors import BuildError
@@ -35,6 +36,7 @@ from nearfar.kernels.jobs import (
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
+from nearfar.targets.gpu.kernels.activations import gelu_erf, gelu_tanh
 from nearfar.targets.gpu.kernels.append.project import project, projects
 from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
@@ -60,6 +62,10 @@ class GpuKernels:
     """
 
     bundles = staticmethod(bundles)
+    formulas = MappingProxyType({"relax.nn.gelu": gelu_erf, "relax.nn.gelu_tanh": gelu_tanh})
+    """TVM's own need an error function, which SPIR-V lacks, and a tanh, which is NaN far from 0 on some
+    drivers.
+    """
 
     def __init__(self, tuning: Tuning, binding: int = pieces.BINDING) -> None:
         self.tuning, self.binding = tuning, binding

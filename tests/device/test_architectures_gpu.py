@@ -19,17 +19,18 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from tests.support import gpu_jobs
-from tests.support.architectures import GROWTH, ON_GPUS, Massive, outlying
+from tests.support.architectures import CASES, GROWTH, Massive, outlying
 from tests.support.backends import greedy, require
 from tests.support.parity import check_answers, last, only, opened
 from tests.support.turns import in_turns
 
 from .gpu_harness import PRECISIONS, TARGETS
 
-NAMED = {str(case): case for case in ON_GPUS}
+NAMED = {str(case): case for case in CASES}
 READS = (
     "llama-plain", "gemma4_text-shared", "arcee-plain", "gpt_oss-plain", "lfm2-plain", "qwen3_5_text-plain",
-    "gemma4_text-experts", "qwen2_moe-plain",
+    "gemma4_text-experts", "qwen2_moe-plain", "granitemoehybrid-mamba", "falcon_h1-bare",
+    "falcon_h1-multiplied",
 )  # fmt: skip
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
 OTHERS = [case for case in NAMED.values() if str(case) not in READS]

@@ -489,8 +489,6 @@ ATTENDING: tuple[Case, ...] = (
 )  # fmt: skip
 """Cases whose layers keep keys and values only: onnx builds no others."""
 CASES: tuple[Case, ...] = (*ATTENDING, *RECURRENT)
-ON_GPUS: tuple[Case, ...] = tuple(each for each in CASES if each not in STATE_SPACES)
-"""Cases that webgpu and vulkan build."""
 
 
 @cache

@@ -1,7 +1,7 @@
 """States S [depth, width] that each row changes, in chunks of rows, by products of matrices.
 
-A row r has a key k_r, a query q_r, a decay and a change d_r: S ← decay_r · S + k_r ⊗ d_r, out_r = Sᵀq_r. Where
-S is the state before a chunk, and G_r the sum of the logarithms of decay up to row r:
+A row r has a key k_r, a query q_r, a decay and a change d_r: S ← decay_r · S + k_r ⊗ d_r, out_r = Sᵀq_r.
+Where S is the state before a chunk, and G_r the sum of the logarithms of decay up to row r:
     out_r = e^G_r · Sᵀq_r + Σ_{i≤r} e^(G_r − G_i) · (k_i·q_r) · d_i
     S ← e^G_n · S + Σ_i e^(G_n − G_i) · k_i ⊗ d_i
 A `Change` says what d is (delta.py, ssm.py).
@@ -24,7 +24,7 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a chunk with the state before them: `state` [heads, B, depth, width], `keys` [heads, B, T, depth].
+    """Rows of a chunk, and the state before them: [heads, B, depth, width]. `keys`: [heads, B, T, depth].
 
     `grown`: e^G of each row [heads, B, T, 1]; `shrunk`: e^(G_r − G_i), and 0 where i > r, [heads, B, T, T].
     A chunk of one row has neither: its state has decayed already.

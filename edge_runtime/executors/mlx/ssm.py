@@ -1,5 +1,5 @@
-"""The state space of Mamba-2 (nearfar.step.ops.Ssm) as a recurrence: keys are B, queries are C, and a row adds
-dt · x, whatever the state holds. That is the form of chunks of Dao & Gu, "Transformers are SSMs" (2024).
+"""The state space of Mamba-2 (nearfar.step.ops.Ssm) as a recurrence: keys are B, queries are C, and a row
+adds dt · x, whatever the state holds. That is the form of chunks of Dao & Gu, "Transformers are SSMs" (2024).
 """
 
 from __future__ import annotations

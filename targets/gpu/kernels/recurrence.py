@@ -1,11 +1,11 @@
-"""The states of a recurrence in one launch: a workgroup has some columns of a head's state, and takes the rows
-in order.
+"""The states of a recurrence in one launch: a workgroup has some columns of a head's state, and takes the
+rows in order.
 
 Each thread keeps a part of a column in registers: LANES threads share one. So a step reads and writes a state
 once, however many rows there are, and a row costs one barrier. Where software plays a GPU, a barrier costs
 more than the products: there, in steps of many rows, a thread has a whole column, and there is no barrier
-(256 rows in lavapipe: 0.4 of the time). With S the state before a row, k and q its key and query, g its decay,
-β its rate:
+(256 rows in lavapipe: 0.4 of the time). With S the state before a row, k and q its key and query, g its
+decay, β its rate:
     d = β · v                  or, where a rule finds, with k and q of length 1, d = β · (v − g · Sᵀk)
     S ← g · S + k ⊗ d
     out = Sᵀq                  which is g · Sᵀq + (q·k) · d
@@ -42,8 +42,8 @@ THREADS = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a row of x has what its heads read: the first columns of keys, queries and values. `shared`: heads
-    that have a key in common; `depth`, `width`: lengths of a key and of a value.
+    """Where a row of x has what its heads read: the first columns of keys, queries and values. `shared`: the
+    number of heads that have a key in common; `depth`, `width`: lengths of a key and of a value.
     """
 
     keys: int

@@ -1,5 +1,5 @@
-"""The state space of Mamba-2 as a recurrence (recurrence.py): keys are B, queries are C, rates are dt, which the
-first launch computes with the decays.
+"""The state space of Mamba-2 as a recurrence (recurrence.py): keys are B, queries are C, rates are dt. The
+first launch computes dt and the decays.
 """
 
 # mypy: ignore-errors
