@@ -17,6 +17,7 @@ from nearfar.edge_runtime.executors.mlx.reading import Reading
 from nearfar.edge_runtime.executors.mlx.ssm import StateSpace, state_space
 from nearfar.edge_runtime.executors.mlx.stacks import Pairs
 from nearfar.step import ops
+from nearfar.step.operation import Op
 
 
 def embed(r: Reading, op: ops.Embed) -> Value:
@@ -201,7 +202,7 @@ def embedding(r: Reading, op: ops.Embedding) -> Value:
     return (r.whole(op.x),)
 
 
-OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
+OPERATIONS: Mapping[type[Op], Callable[[Reading, Any], Value]] = {
     ops.Embed: embed,
     ops.Norm: norm,
     ops.Linear: linear,
