@@ -31,7 +31,7 @@ NAMED = {str(case): case for case in CASES}
 READS = (
     "llama-plain", "gemma4_text-shared", "arcee-plain", "gpt_oss-plain", "lfm2-plain", "qwen3_5_text-plain",
     "gemma4_text-experts", "qwen2_moe-plain", "granitemoehybrid-mamba", "falcon_h1-bare",
-    "falcon_h1-multiplied",
+    "falcon_h1-multiplied", "nemotron_h-latent",
 )  # fmt: skip
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
 OTHERS = [case for case in NAMED.values() if str(case) not in READS]

@@ -222,10 +222,10 @@ ROUTES = {
 def experts(
     m: int, stack: int, top: int, sizes: tuple[int, int, int], bits: int, group: int = 0, **options: Any
 ) -> Experts:
-    """An Experts job of matrices [2·inner, k] and [n, inner]; sizes: k, inner, n."""
+    """An Experts job of matrices [2·inner, k] ([inner, k] if not `gated`) and [n, inner]. `sizes`: k, inner, n."""
     k, inner, n = sizes
     how = options.pop("scales", PAIRS)
-    first = Matrix(stack * 2 * inner, k, bits, group, stack, how)
+    first = Matrix(stack * (1 + options.pop("gated", True)) * inner, k, bits, group, stack, how)
     last = Matrix(stack * n, inner, bits, group, stack, how)
     return Experts(m, first, last, top, options.pop("activation", "silu"), **options)
 
@@ -238,6 +238,7 @@ EXPERTS = {
     "q8": experts(2, 3, 2, (64, 64, 40), 8, 32, activation="gelu_tanh"),
     "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
     "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
+    "plain": experts(3, 5, 2, (64, 96, 40), 4, 32, activation="relu2", gate_up_bias=True, gated=False),
     "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
 }
 

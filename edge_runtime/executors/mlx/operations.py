@@ -174,6 +174,7 @@ def experts(r: Reading, op: ops.Experts) -> Value:
         for name, stack in ((op.gate_up_bias, first), (op.down_bias, last))
     ]
     glu = r.do.glu(op.activation) if op.clamp is None else r.do.clamped(*op.clamp)
+    act = None if op.gated else r.do.act(op.activation)
     wide = r.do.wide or (lambda x: x)
     at, (chosen_at, weights_at) = r.narrow(r.whole(op.x)).at, (part.at for part in r.values[op.route])
 
@@ -183,8 +184,8 @@ def experts(r: Reading, op: ops.Experts) -> Value:
         hidden = first(pairs.rows(made[at]), pairs)
         if biases[0] is not None:
             hidden = hidden + biases[0][pairs.experts]
-        gate, up = mx.split(hidden, 2, axis=-1)
-        out = last(glu(gate, up), pairs)
+        hidden = glu(*mx.split(hidden, 2, axis=-1)) if act is None else act(hidden)
+        out = last(hidden, pairs)
         if biases[1] is not None:
             out = out + biases[1][pairs.experts]
         out = mx.unflatten(pairs.ordered(wide(out)), 0, chosen.shape)
