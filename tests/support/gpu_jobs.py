@@ -222,7 +222,9 @@ ROUTES = {
 def experts(
     m: int, stack: int, top: int, sizes: tuple[int, int, int], bits: int, group: int = 0, **options: Any
 ) -> Experts:
-    """An Experts job of matrices [2·inner, k] ([inner, k] if not `gated`) and [n, inner]. `sizes`: k, inner, n."""
+    """An Experts job of matrices [2·inner, k] and [n, inner]. `sizes`: k, inner, n. The option `gated` says
+    whether the first matrix has a gate; without one it is [inner, k].
+    """
     k, inner, n = sizes
     how = options.pop("scales", PAIRS)
     first = Matrix(stack * (1 + options.pop("gated", True)) * inner, k, bits, group, stack, how)
