@@ -15,7 +15,7 @@ from tests.support.turns import in_turns
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
 PARTS = 12
-KINDS = ("embed", "norm", "linear", "rope_append", "attention", "route", "experts", "conv", "delta")
+KINDS = ("embed", "norm", "linear", "rope_append", "attention", "route", "experts", "conv", "delta", "ssm")
 
 
 @in_turns("target", "precision", "part")

@@ -40,9 +40,10 @@ def test_answers_are_those_of_transformers(case: Case, backend: str, tmp_path: P
 
 
 @in_turns("case")
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("model_type", "case"), [(case.model_type, case) for case in STATE_SPACES], ids=str)
-def test_answers_of_state_spaces(model_type: str, case: Case, tmp_path: Path) -> None:
-    with opened(case, "cpu", tmp_path) as engine:
+def test_answers_of_state_spaces(model_type: str, case: Case, backend: str, tmp_path: Path) -> None:
+    with opened(case, backend, tmp_path) as engine:
         check_answers(case, engine)
 
 

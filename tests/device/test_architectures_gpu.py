@@ -18,7 +18,7 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from tests.support import gpu_jobs
-from tests.support.architectures import ON_GPUS
+from tests.support.architectures import CASES
 from tests.support.backends import greedy, require
 from tests.support.massive import GROWTH, Massive, outlying
 from tests.support.parity import check_answers, last, only, opened
@@ -26,10 +26,11 @@ from tests.support.turns import in_turns
 
 from .gpu_harness import PRECISIONS, TARGETS
 
-NAMED = {str(case): case for case in ON_GPUS}
+NAMED = {str(case): case for case in CASES}
 READS = (
     "llama-plain", "gemma4_text-shared", "arcee-plain", "gpt_oss-plain", "lfm2-plain", "qwen3_5_text-plain",
-    "gemma4_text-experts", "qwen2_moe-plain",
+    "gemma4_text-experts", "qwen2_moe-plain", "granitemoehybrid-mamba", "falcon_h1-bare",
+    "falcon_h1-multiplied", "nemotron_h-latent",
 )  # fmt: skip
 """Cases whose lists together contain every pair of kinds of operations of which one reads the other's result:
 see test_lists_of_steps.

@@ -177,7 +177,7 @@ def test_massive_activations_stay_finite_in_float16(where: str, tmp_path: Path) 
         assert away(found, model.logits()) < 0.03
 
 
-@pytest.mark.parametrize("name", ["lfm2-plain", "qwen3_5_text-plain"])
+@pytest.mark.parametrize("name", ["lfm2-plain", "qwen3_5_text-plain", "granitemoehybrid-mamba"])
 def test_states_are_float32_in_a_float16_program(name: str, tmp_path: Path) -> None:
     given = next(each for each in RECURRENT if str(each) == name)
     (path,) = build(BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none"))

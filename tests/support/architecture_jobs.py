@@ -28,7 +28,7 @@ from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import SOFTWARE
-from tests.support.architectures import ON_GPUS
+from tests.support.architectures import CASES
 from tests.support.cases import Case
 from tests.support.parity import SMALL
 
@@ -49,7 +49,7 @@ def jobs(dtype: Float) -> tuple[GraphJob, ...]:
     activations and caches.
     """
     kernels = variant(SOFTWARE, "f16" if dtype == "float16" else "f32", vectors=False).kernels
-    return tuple(dict.fromkeys(job for case in ON_GPUS for job in _jobs(model_of(case), kernels, dtype)))
+    return tuple(dict.fromkeys(job for case in CASES for job in _jobs(model_of(case), kernels, dtype)))
 
 
 def _jobs(model: Model, kernels: Kernels, dtype: Float) -> list[GraphJob]:

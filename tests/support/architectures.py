@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.support import tiny
 from tests.support.cases import GLOBAL, LOCAL, MULTIPLIED, OWN, VOCAB, Case, case, inside
-from tests.support.recurrent_cases import RECURRENT, STATE_SPACES
+from tests.support.recurrent_cases import RECURRENT
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 10000.0}
@@ -326,8 +326,6 @@ ATTENDING: tuple[Case, ...] = (
 )  # fmt: skip
 """Cases whose layers keep only keys and values: onnx builds no others."""
 CASES: tuple[Case, ...] = (*ATTENDING, *RECURRENT)
-ON_GPUS: tuple[Case, ...] = tuple(each for each in CASES if each not in STATE_SPACES)
-"""Cases that webgpu and vulkan can build."""
 
 
 @cache

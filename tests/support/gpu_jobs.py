@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     Project,
     RopeAppend,
     Route,
+    Ssm,
 )
 from nearfar.kernels.quantized import Matrix
 
@@ -239,10 +240,12 @@ ROUTES = {
 def experts(
     m: int, stack: int, top: int, sizes: tuple[int, int, int], bits: int, group: int = 0, **options: Any
 ) -> Experts:
-    """An Experts job over matrices [2·inner, k] and [n, inner]; `sizes`: k, inner, n."""
+    """An Experts job of matrices [2·inner, k] and [n, inner]. `sizes`: k, inner, n. The option `gated` says
+    whether the first matrix has a gate; without one it is [inner, k].
+    """
     k, inner, n = sizes
     how = options.pop("scales", PAIRS)
-    first = Matrix(stack * 2 * inner, k, bits, group, stack, how)
+    first = Matrix(stack * (1 + options.pop("gated", True)) * inner, k, bits, group, stack, how)
     last = Matrix(stack * n, inner, bits, group, stack, how)
     return Experts(m, first, last, top, options.pop("activation", "silu"), **options)
 
@@ -255,12 +258,13 @@ EXPERTS = {
     "q8": experts(2, 3, 2, (64, 64, 40), 8, 32, activation="gelu_tanh"),
     "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
     "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
+    "plain": experts(3, 5, 2, (64, 96, 40), 4, 32, activation="relu2", gate_up_bias=True, gated=False),
     "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
     "q4_k": experts(2, 3, 2, (256, 256, 40), 4, 32, scales=OF_GGUF["Q4_K"], down_bias=True),
     "q6_k": experts(2, 2, 1, (256, 256, 41), 6, 16, scales=OF_GGUF["Q6_K"]),
 }
 
-STATES: dict[str, Conv | Delta] = {
+STATES: dict[str, Conv | Delta | Ssm] = {
     "conv_one": Conv(1, 48, 3, 16, 4, 4),
     "conv_odd": Conv(33, 101, 7, 16, 4, 4, "silu", True),
     "conv_long": Conv(64, 64, 20, 16, 4, 4),
@@ -269,6 +273,10 @@ STATES: dict[str, Conv | Delta] = {
     "delta_few": Delta(16, 3, 3, 12, 20, 32, 4, 4, 1e-6),
     "delta_odd": Delta(40, 2, 1, 9, 70, 32, 4, 4, 1e-6),
     "delta": Delta(64, 2, 1, 128, 64, 32, 4, 4, 1e-6),
+    "ssm_one": Ssm(1, 4, 2, 16, 32, 32, 4, 4),
+    "ssm_few": Ssm(16, 6, 3, 12, 20, 32, 4, 4, 0.1, 0.9),
+    "ssm_odd": Ssm(40, 3, 1, 9, 37, 32, 4, 4, 0.01),
+    "ssm_deep": Ssm(64, 2, 2, 140, 64, 32, 4, 4),
 }
 
 SHAPES = [
@@ -464,7 +472,7 @@ def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[st
     """Random inputs; matrices packed as `w0`, `w1`, …, and as the numbers that they represent."""
     if isinstance(job, Paged):
         return paged_inputs(job, rng)
-    if isinstance(job, Conv | Delta):
+    if isinstance(job, Conv | Delta | Ssm):
         return state_inputs(job, rng)
     arrays = random_inputs(job, rng)
     if isinstance(job, Route):  # the last row but one is padding

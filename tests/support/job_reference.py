@@ -333,7 +333,8 @@ def experts(job: Experts, a: Arrays) -> Array:
             expert, weight = int(a["route"][row, j]), float(a["route"][row, j + job.top])
             if expert < 0:
                 continue
-            gate, up = np.split(stacks[0][expert] @ x[row] + biases[0][expert], 2)
+            first = stacks[0][expert] @ x[row] + biases[0][expert]
+            gate, up = np.split(first, 2) if job.gated else (first, np.ones(1))
             if job.clamp is None:
                 hidden = ACTIVATIONS[job.activation](gate) * up
             else:

@@ -18,7 +18,7 @@ from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.emission import EmitContext
-from nearfar.kernels.jobs import Embed, Linear
+from nearfar.kernels.jobs import Embed, Experts, Linear
 from nearfar.kernels.quantized import Matrix, QuantTensor
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import packing, variant
@@ -170,3 +170,12 @@ def test_rounded_rows_of_pieces_are_written_before_they_are_read() -> None:
         assert "w0" not in stage.args or len(new) <= 1
         known.update(new)
     assert stages[-1].args[-1] == "out"
+
+
+def test_experts_that_no_device_binds_at_once_are_refused_by_the_limit() -> None:
+    """64 experts of 4 bits: codes of 262,144 bytes in the first stack, and half as many in the second."""
+    job = Experts(1, Matrix(64 * 128, 64, 4, 64, 64), Matrix(64 * 64, 64, 4, 64, 64), 2, "silu")
+    variant(SOFTWARE, "f32", False, binding=262_144).kernels.check(job)
+    said = r"matrices of 64 experts \[128, 64\] take more than 262,143 bytes together.* build for cpu or mlx"
+    with pytest.raises(BuildError, match=said):
+        variant(SOFTWARE, "f32", False, binding=262_143).kernels.check(job)

@@ -65,6 +65,7 @@ def jobs(kernels: gpu.GpuKernels) -> Iterator[Job]:
     yield from (gpu_jobs.ROUTES["softmax"], gpu_jobs.ROUTES["sigmoid"])
     yield from (gpu_jobs.EXPERTS["clamped"], gpu_jobs.EXPERTS["f16odd"])
     yield from (gpu_jobs.STATES["conv_odd"], gpu_jobs.STATES["delta_few"], gpu_jobs.STATES["delta_odd"])
+    yield from (gpu_jobs.STATES["ssm_few"], gpu_jobs.STATES["ssm_odd"])
     for kv_dtype in (dtype, "int8", "int4"):
         for m, flags in ((1, "all"), (64, "all"), (64, "plain")):
             job = gpu_jobs.paged(Attend, (m, 8, 2, 64), dtype, **gpu_jobs.ATTENDS[flags])

@@ -177,6 +177,8 @@ def shapes() -> Shapes:
         (ops.Experts("o", "x", "y", "gate_up", "downs", "silu"), "has 3 experts in gate_up and 2 in downs"),
         (ops.Experts("o", "x", "y", "down", "down", "silu"),
          "multiplies x, of 8 columns, by down, of 6 inputs"),
+        (ops.Experts("o", "x", "y", "gate_up", "down", "silu", gated=False),
+         "has 12 rows for each expert in gate_up, and 6 inputs in down"),
         (ops.Experts("o", "x", "odd", "gate_up", "down", "silu"),
          "reads odd of 7 columns: numbers, and as many weights"),
         (ops.Embedding("o", "x", 16), "reads x of 8 columns, and needs 16"),

@@ -77,7 +77,11 @@ def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path:
             {"layer_types": None, "time_step_limit": [1, 0]},
             r"time_step_limit is \[1, 0\]",
         ),
-        ("nemotron_h", {"layers_block_type": ["moe"] * 4}, "experts without a gate are not supported"),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["moe"], "n_group": 4},
+            "topk_group is 1; expected 4, as n_group",
+        ),
         ("nemotron_h", {"layers_block_type": ["mlp", "gru"]}, "not gru"),
         ("nemotron_h", {"layers_block_type": None}, "neither layers_block_type nor hybrid_override_pattern"),
         ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "a word of M, -"),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import tvm
-from tvm import tirx
+from tvm import te, tirx
+from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
 from nearfar.errors import BuildError
@@ -336,6 +337,19 @@ def test_the_same_kernel_gives_the_same_bytes() -> None:
     )
     assert first == second
     validate(first.code)
+
+
+def test_equal_kernels_keep_the_names_of_their_own_parameters() -> None:
+    """TVM names parameters by the values of a model: another model has the kernel with other names."""
+
+    def made(name: str) -> Module:
+        x = te.placeholder((64,), "float32", name=name)
+        func = te.create_prim_func([x, te.compute((64,), lambda i: x[i] + T.float32(1), name="y")])
+        with tvm.target.Target("vulkan"):
+            module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(tvm.IRModule({"kernel": func}))
+        return modules(module)["kernel"]
+
+    assert sorted(made("norm_4").params) == sorted(made("norm_17").params) == [0, 1]
 
 
 def test_an_unknown_intrinsic_names_the_kernel_and_itself() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from nearfar.edge_runtime.artifact.trial_notes import TrialNotes
 from nearfar.edge_runtime.artifact.trial import known
+from nearfar.edge_runtime.artifact.trial_notes import TrialNotes
 from nearfar.edge_runtime.artifact.variants import Kind, ProgramChoice, compare, line_up
 from nearfar.folders import read_cache, write_cache
 from nearfar.format.adapters import DEVICE_CLASSES, Adapter, DeviceClass, class_of

@@ -26,6 +26,7 @@ EXPERTS = [*ALIKE, *share([
       for m in (1, 16)),
     experts(4, 3, 3, (32, 32, 19), 5, 32, down_bias=True), experts(16, 2, 1, (64, 64, 32), 8, 32),
     experts(1, 40, 8, (32, 33, 16), 32, gate_up_bias=True, activation="relu2"),
+    experts(4, 5, 2, (64, 96, 40), 4, 32, gate_up_bias=True, activation="relu2", gated=False),
 ], 2)]  # fmt: skip
 
 
