@@ -131,8 +131,10 @@ def conv(run: Run, op: ops.Conv) -> Array:
 def delta(run: Run, op: ops.Delta) -> Array:
     x, state = run.values[op.x], run.step.caches[op.state]
     keys, each = op.key_heads * state.depth, state.kv_heads // op.key_heads
+    heads = np.arange(op.key_heads)
+    held_by = np.tile(heads, each) if op.tiled else np.repeat(heads, each)
     q, k = (
-        np.repeat(unit(part.reshape(len(x), op.key_heads, -1), op.eps), each, 1)
+        unit(part.reshape(len(x), op.key_heads, -1), op.eps)[:, held_by]
         for part in (x[:, :keys], x[:, keys : 2 * keys])
     )
     q, v = q * x.dtype.type(state.depth**-0.5), x[:, 2 * keys :].reshape(len(x), state.kv_heads, -1)

@@ -37,6 +37,8 @@ READ = (
     "internlm3-plain", "iquestcoder-plain", "granitemoehybrid-mamba", "nemotron_h-plain", "falcon_h1-bare",
     "olmoe-plain", "mixtral-plain", "qwen2_moe-plain",
     "qwen3_moe-plain", "granitemoe-plain", "lfm2-plain", "lfm2_moe-plain", "gpt_oss-plain",
+    "qwen3_5_text-plain", "qwen3_5_text-odd", "qwen3_5_moe_text-plain", "qwen3_5_moe_text-odd",
+    "granitemoehybrid-experts", "granitemoehybrid-odd", "gemma4_text-experts",
 )  # fmt: skip
 """Cases whose files are read, and computed in NumPy: their lists run on devices elsewhere."""
 LIKE_GGUF = {
@@ -45,6 +47,8 @@ LIKE_GGUF = {
     "nemotron_h-plain": {"time_step_min": 1e-9},
     "qwen3_moe-plain": {"norm_topk_prob": True},
     "gpt_oss-plain": {"swiglu_limit": 7.0},
+    "granitemoehybrid-experts": {"hidden_act": "silu"},
+    "granitemoehybrid-odd": {"time_step_limit": [0.0, float("inf")]},
 }
 """What GGUF has no keys for, as llama.cpp computes it."""
 

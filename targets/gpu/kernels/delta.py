@@ -83,7 +83,7 @@ def _states(job: Delta, lanes: int):
     makes them.
     """
     m, heads, depth, width, stride = job.m, job.heads, job.key_dim, job.value_dim, job.stride
-    keys, each = job.key_heads * depth, job.heads // job.key_heads
+    keys = job.key_heads * depth
     part = ceil_div(depth, lanes)  # values of a column that a thread keeps
     ragged = depth % lanes != 0
     columns = min(COLUMNS, width)
@@ -102,6 +102,8 @@ def _states(job: Delta, lanes: int):
     def there(at):
         """Whether a state has this place in its depth."""
         return at < depth if ragged else True
+
+    key_head = job.key_head
 
     @prim_func
     def kernel(
@@ -128,8 +130,8 @@ def _states(job: Delta, lanes: int):
                     column: T.let = T.min(bx % blocks * columns + tx % columns, width - 1)
                     writes: T.let = bx % blocks * columns + tx % columns < width
                     lane: T.let = tx // columns
-                    query: T.let = head // each * depth + lane * part
-                    key: T.let = keys + head // each * depth + lane * part
+                    query: T.let = key_head(head) * depth + lane * part
+                    key: T.let = keys + key_head(head) * depth + lane * part
                     at[0] = 0
                     at[1] = m
                     if apart:
