@@ -253,8 +253,14 @@ def _parts(name: str, rows: Array, beside: bool) -> list[tuple[str, Array]]:
     name = name.replace("shared_mlp.output_linear", f"{mlp}.down_proj")
     name = name.replace("router.scale", "router.proj.scale")
     name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
-    return [(f"{name}.weight" if name.endswith(("layer_scalar", "gate_up_proj", "experts.down_proj")) else name,
-             rows)]
+    return [
+        (
+            f"{name}.weight"
+            if name.endswith(("layer_scalar", "gate_up_proj", "experts.down_proj"))
+            else name,
+            rows,
+        )
+    ]
 
 
 def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:

@@ -1,4 +1,4 @@
-"""Tensors and metadata of Qwen 3.5 in GGUF files, as llama.cpp's converter makes them (conversion/qwen.py)."""
+"""Tensors and metadata of Qwen 3.5 in GGUF files, as llama.cpp's conversion/qwen.py makes them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * heads)
     recurrent = [kind == "linear_attention" for kind in types]
-    if recurrent != [(i + 1) % 4 != 0 for i in range(len(types))]:  # earlier converters know the interval alone
+    if recurrent != [
+        (i + 1) % 4 != 0 for i in range(len(types))
+    ]:  # earlier converters know the interval alone
         writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
     writer.add_full_attention_interval(4)
     sections = (config.get("rope_parameters") or {}).get("mrope_section", [11, 11, 10])

@@ -193,8 +193,8 @@ def _multipliers(facts: Facts) -> None:
 
 
 def _granitemoe(facts: Facts) -> None:
-    """Read Granite 3 with experts, or a Granite 4 in which every layer attends, with an MLP beside the experts.
-    The latter has no experts in some files.
+    """Read Granite 3 with experts, or a Granite 4 in which every layer attends, with an MLP beside the
+    experts, or without experts in some files.
     """
     read, config = facts.read, facts.config
     if not read.size("expert_count", 0, least=0):

@@ -170,7 +170,9 @@ def _runs(name: str, tensor: Tensor, count: int) -> list[Tensor]:
     if count == 1:
         return [tensor]
     if rows % count:
-        raise CheckpointError(f"{tensor.entry.file}: {name!r} has {rows:,} rows, which are not {count} equal parts")
+        raise CheckpointError(
+            f"{tensor.entry.file}: {name!r} has {rows:,} rows, which are not {count} equal parts"
+        )
     shape, held = (count, rows // count), tensor.entry
     whole = replace(
         tensor,

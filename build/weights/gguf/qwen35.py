@@ -48,7 +48,9 @@ def qwen35(facts: Facts) -> None:
         "linear_key_head_dim": read.size("ssm.state_size"), "linear_value_head_dim": inner // heads,
         "linear_conv_kernel_dim": read.size("ssm.conv_kernel"), "linear_value_heads_tiled": True,
     }  # fmt: skip
-    attending = config["layer_types"].index("full_attention") if "full_attention" in config["layer_types"] else 0
+    attending = (
+        config["layer_types"].index("full_attention") if "full_attention" in config["layer_types"] else 0
+    )
     config["attention_bias"] = facts.has("attn_q.bias", attending)
     if sparse:
         facts.experts("num_experts", "moe_intermediate_size")
@@ -56,7 +58,7 @@ def qwen35(facts: Facts) -> None:
 
 
 def _types(facts: Facts) -> list[str]:
-    """The type of each layer, from a list of the recurrent ones, or from the interval of those that attend."""
+    """The type of each layer: from a list of the recurrent ones, or by the interval of those that attend."""
     read, layers = facts.read, facts.config["num_hidden_layers"]
     every = read.size("full_attention_interval", INTERVAL, most=MAX_LAYERS)
     recurrent = [(i + 1) % every != 0 for i in range(layers)]
