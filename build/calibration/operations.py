@@ -57,6 +57,10 @@ class Run(Protocol):
         """Positions, int [M]; below 0 for rows of padding."""
         ...
 
+    def choose(self, stack: str, expert: int, x: Array) -> None:
+        """Learn the inputs [rows, k] of one expert of a stack of matrices, before they are multiplied."""
+        ...
+
     def append(self, op: ops.RopeAppend, keys: Array, values: Array) -> None:
         """Keep keys and values [M, kv_heads, head_dim] of the rows."""
         ...
@@ -234,8 +238,11 @@ def experts(run: Run, op: ops.Experts) -> Array:
     for expert in np.unique(chosen):
         rows, place = np.nonzero(chosen == expert)
         own = [None if bias is None else bias[expert] for bias in biases]
+        run.choose(op.gate_up, int(expert), x[rows])
         gate, up = np.split(linear(x[rows], first[expert], own[0]), 2, -1)
-        made = linear(gated(op, gate, up), last[expert], own[1])
+        hidden = gated(op, gate, up)
+        run.choose(op.down, int(expert), hidden)
+        made = linear(hidden, last[expert], own[1])
         np.add.at(out, rows, made * weights[rows, place][:, None])
     return out
 
