@@ -25,7 +25,7 @@ Weights = Mapping[str, Array]
 Watch = Callable[[str, Array], None]
 """Callback that gets a matrix's name and its inputs [rows, k], block by block."""
 Choose = Callable[[str, int, Array], None]
-"""Callback that gets the name of a stack, an expert, and the inputs [rows, k] of the expert, block by block."""
+"""Callback that gets the name of a stack, an expert, and the inputs [rows, k] of the expert, by blocks."""
 Heads = Callable[[ops.RopeAppend | ops.Attend, Array], None]
 """Callback that gets, block by block, the appended keys [windows, kv_heads, length, head_dim] and the queries
 of attention [windows, kv_heads, heads of each, length, head_dim].
