@@ -12,7 +12,7 @@ from nearfar.format import bundle_files
 from nearfar.format.buffers import buffers
 from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
-from nearfar.step.ops import problems_of
+from nearfar.step.operation import problems_of
 from nearfar.step.shapes import Shapes
 
 DTYPE_BYTES = {

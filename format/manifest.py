@@ -15,7 +15,8 @@ from nearfar.format.kv import Float, KvDtype
 from nearfar.format.sampling import NOTHING, SamplingDefaults
 from nearfar.format.scales import PAIRS, Scales, matrix_bytes
 from nearfar.step.model import op_of, param_of
-from nearfar.step.ops import Embedding, Experts, Op, Route, chosen_from
+from nearfar.step.operation import Op, chosen_from
+from nearfar.step.ops import Embedding, Experts, Route
 from nearfar.step.params import Param as StepParam
 from nearfar.step.shapes import Parts
 

@@ -13,7 +13,7 @@ from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.grammars.compiler import available
 from nearfar.edge_runtime.openai.knowledge import knowledge
 from nearfar.edge_runtime.openai.messages import checked_messages
-from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, template_variables
+from nearfar.edge_runtime.openai.parameters import ChatParams, template_variables
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream
@@ -235,5 +235,5 @@ def _known(body: Mapping[str, Any]) -> dict[str, Any]:
     """Keep the parameters that the engine knows or must reject; drop those that only a service
     understands.
     """
-    known = {*ChatParams.__annotations__, *CommonParams.__annotations__} - {"model"}
+    known = set(ChatParams.__annotations__) - {"model"}
     return {name: value for name, value in body.items() if name in known or name not in _IGNORED}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nearfar.step import ops
 from nearfar.step.model import KvCache, Step
-from nearfar.step.ops import Activation, Op
+from nearfar.step.operation import Activation, Op
 from nearfar.step.params import Param, TensorPiece
 from nearfar.step.rope import Rope
 from nearfar.step.shapes import Shapes

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import EPSILON, LAYER_TYPES, MAX_CONTEXT, MAX_LAYERS, ConfigReader
 from nearfar.step.model import Model, Step
-from nearfar.step.ops import Activation, Attend, RopeAppend
+from nearfar.step.operation import Activation
+from nearfar.step.ops import Attend, RopeAppend
 from nearfar.step.params import RotaryOrder, TensorPiece
 from nearfar.step.rope import Rotation
 

@@ -11,7 +11,7 @@ from nearfar.step import ops
 from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import Mlp, gated_mlp
-from nearfar.step.ops import Activation, Score
+from nearfar.step.operation import Activation, Score
 from nearfar.step.params import TensorPiece
 
 MAX_EXPERTS = 4096

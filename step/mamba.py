@@ -10,7 +10,7 @@ from typing import Literal, Never
 from nearfar.step import ops
 from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import ConfigReader
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 from nearfar.step.params import TensorPiece
 from nearfar.strict_json import INFINITY
 

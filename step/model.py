@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nearfar.step.config import LARGEST
-from nearfar.step.ops import OPS, Embedding, Logits, Op, weights_of
+from nearfar.step.operation import Op, weights_of
+from nearfar.step.ops import OPS, Embedding, Logits
 from nearfar.step.params import Param, RotaryOrder, TensorPiece
 from nearfar.step.rope import Rope
 from nearfar.step.shapes import Parts

@@ -8,9 +8,7 @@ know no target. Each reader of the list has one table from record to function: t
 (edge_runtime/executors/mlx/operations.py) and ONNX (targets/onnx/operations.py). The manifest contains
 the list. docs/adding-an-operation.md shows what one more operation takes.
 
-The types of a record's fields say which values, weights, caches and rotations it names, `out_width` gives the
-width of its result, and `problems` finds what does not fit. So `reads`, `weights_of`, the builder and the
-check of a manifest need no code for a new operation.
+operation.py says what a record is. state_ops.py has the records that keep a state; they are in OPS, too.
 
 Some features need no operation, because a build folds them: partial and interleaved rotation into the order
 of rows (params.RotaryOrder), yarn and other stretching into the table of frequencies (rope.py), 1 + w norms
@@ -20,70 +18,26 @@ epsilons (models/granite.py).
 
 from __future__ import annotations
 
-import functools
-import typing
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
+from nearfar.step.operation import (
+    Activation,
+    Cache,
+    Input,
+    Lookup,
+    Matrix,
+    Op,
+    Rotation,
+    Score,
+    Stack,
+    Vector,
+)
 from nearfar.step.shapes import Shapes
-
-
-class Role(Enum):
-    """The kind of thing that a field of a record names."""
-
-    INPUT = "a value that an operation before it makes"
-    MATRIX = "a parameter [n, k] that x [M, k] is multiplied by"
-    LOOKUP = "a parameter [n, k] whose rows are looked up"
-    STACK = "a parameter of stacked matrices, each [n, k], of which every row chooses some"
-    VECTOR = "a parameter of one dimension, float32"
-    CACHE = "the number of a cache"
-    ROTATION = "a table of rotations"
-
-
-Input = Annotated[str, Role.INPUT]
-Matrix = Annotated[str, Role.MATRIX]
-Lookup = Annotated[str, Role.LOOKUP]
-Stack = Annotated[str, Role.STACK]
-Vector = Annotated[str, Role.VECTOR]
-Cache = Annotated[int, Role.CACHE]
-Rotation = Annotated[str, Role.ROTATION]
-
-Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2", "sigmoid"]
-"""silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, or exactly. relu2:
-max(x, 0)². sigmoid: σ(x) = 1 / (1 + e⁻ˣ).
-"""
-Score = Literal["softmax", "sigmoid"]
-"""How a router's logits become weights: by a softmax over all experts, or each by itself as σ(x)."""
-
-
-@dataclass(frozen=True)
-class Op(ABC):
-    """One operation of a step. `op`: its name in a manifest."""
-
-    op: ClassVar[str]
-    half: ClassVar[bool] = False
-    """Whether the operation can read values of the target's activation dtype.
-
-    Other operations read float32, so that the residual stream, and whatever is normalized on its way there,
-    keeps its range (docs/decisions/0003).
-    """
-    ends: ClassVar[bool] = False
-    """Whether the operation ends a list; it then reads only the rows that `logit_rows` names."""
-    out: str
-
-    @abstractmethod
-    def out_width(self, of: Shapes) -> int:
-        """Columns of `out`."""
-
-    def problems(self, of: Shapes) -> Iterator[str]:
-        """Reasons why the operation does not fit, each the end of a sentence that begins with the operation.
-
-        `of` must know every name in the record.
-        """
-        yield from ()
+from nearfar.step.state_ops import Conv as Conv
+from nearfar.step.state_ops import Delta as Delta
+from nearfar.step.state_ops import Ssm as Ssm
 
 
 @dataclass(frozen=True)
@@ -221,114 +175,6 @@ class Attend(Op):
         yield from of.wide(self.x, self.heads * of.caches[self.cache].head_dim)
         if self.sinks is not None:
             yield from of.long(self.sinks, 1, self.heads)
-
-
-@dataclass(frozen=True)
-class Conv(Op):
-    """Causal convolution of each column by itself, over positions: of the row at position p,
-    out = activation(Σ_t weight[column·taps + t] · x(p − taps + 1 + t) + bias).
-
-    x of the rows goes to cache `cache`, which keeps one tensor (parts "k", [1, width] a position) for the
-    last `taps` positions. Before position 0 x is 0. `activation`: None leaves the sum as it is. The short
-    convolutions of LFM2, and those before a recurrence (Qwen 3.5), are this operation.
-    """
-
-    op: ClassVar = "conv"
-    x: Input
-    cache: Cache
-    weight: Vector
-    taps: int
-    activation: Activation | None = None
-    bias: Vector | None = None
-
-    def out_width(self, of: Shapes) -> int:
-        """The width of x."""
-        return of.widths[self.x]
-
-    def problems(self, of: Shapes) -> Iterator[str]:
-        """The cache must keep the columns of x; each column must have `taps` weights, and one bias."""
-        yield from of.kept(self.cache, "k")
-        width = of.widths[self.x]
-        yield from of.wide(self.x, of.caches[self.cache].kv_heads * of.caches[self.cache].head_dim)
-        if self.taps < 1 or of.params[self.weight].n != width * self.taps:
-            yield f"reads {self.weight} of {of.params[self.weight].n} values, and needs {width} · {self.taps}"
-        if self.bias is not None:
-            yield from of.long(self.bias, 1, width)
-
-
-@dataclass(frozen=True)
-class Delta(Op):
-    """The gated delta rule (Yang et al., "Gated Delta Networks", 2024) over the state S of each head.
-
-    x = [q | k | v] with `key_heads` heads of q and k, each for as many neighbouring heads of v; gates =
-    [a | b], one of each for a head of v. The cache `state` keeps S, [heads, depth, head_dim] float32: heads
-    of v, the length of a head of k, the length of a head of v. For each row, in order of positions:
-    1. q and k have length 1: q / sqrt(Σ q² + eps), and q is multiplied by depth ** −0.5.
-    2. S ← exp(−exp(a_log) · softplus(a + dt_bias)) · S
-    3. S ← S + k ⊗ (σ(b) · (v − Sᵀ k))
-    4. out = Sᵀ q, [heads · head_dim].
-    """
-
-    op: ClassVar = "delta"
-    x: Input
-    gates: Input
-    state: Cache
-    key_heads: int
-    a_log: Vector
-    dt_bias: Vector
-    eps: float = 1e-6
-
-    def out_width(self, of: Shapes) -> int:
-        """heads·head_dim of the state."""
-        return of.caches[self.state].kv_heads * of.caches[self.state].head_dim
-
-    def problems(self, of: Shapes) -> Iterator[str]:
-        """Heads of v must share heads of k evenly; x, the gates and their vectors must fit the heads."""
-        yield from of.kept(self.state, "state")
-        state = of.caches[self.state]
-        if self.key_heads < 1 or state.kv_heads % self.key_heads:
-            yield f"has {state.kv_heads} heads of values for {self.key_heads} heads of keys"
-        yield from of.wide(self.x, 2 * self.key_heads * state.depth + state.kv_heads * state.head_dim)
-        yield from of.wide(self.gates, 2 * state.kv_heads)
-        yield from of.long(self.a_log, 1, state.kv_heads)
-        yield from of.long(self.dt_bias, 1, state.kv_heads)
-
-
-@dataclass(frozen=True)
-class Ssm(Op):
-    """The state space of Mamba-2 (Dao & Gu, "Transformers are SSMs", 2024) over the state S of each head.
-
-    x = [x | B | C] with `groups` vectors of B and of C, each for as many neighbouring heads; dt has one value
-    for a head, and so has each part of terms = [a_log | dt_bias | d]. The cache `state` keeps S, [heads,
-    depth, head_dim] float32: the length of B and C, the length of a head of x. For each row, in order of
-    positions:
-    1. dt ← softplus(dt + dt_bias), but at least `least`, and at most `most` if it is set.
-    2. S ← exp(−exp(a_log) · dt) · S + B ⊗ (dt · x)
-    3. out = Sᵀ C + d · x, [heads · head_dim].
-    """
-
-    op: ClassVar = "ssm"
-    x: Input
-    dt: Input
-    state: Cache
-    groups: int
-    terms: Vector
-    least: float = 0.0
-    most: float | None = None
-
-    def out_width(self, of: Shapes) -> int:
-        """heads·head_dim of the state."""
-        return of.caches[self.state].kv_heads * of.caches[self.state].head_dim
-
-    def problems(self, of: Shapes) -> Iterator[str]:
-        """Heads must share groups evenly; x, dt and the terms must fit the heads."""
-        yield from of.kept(self.state, "state")
-        state = of.caches[self.state]
-        if self.groups < 1 or state.kv_heads % self.groups:
-            yield f"has {state.kv_heads} heads for {self.groups} groups"
-        yield from of.wide(self.x, state.kv_heads * state.head_dim + 2 * self.groups * state.depth)
-        yield from of.wide(self.dt, state.kv_heads)
-        yield from of.long(self.terms, 1, 3 * state.kv_heads)
 
 
 @dataclass(frozen=True)
@@ -560,83 +406,3 @@ class Embedding(Op):
 
 OPS: dict[str, type[Op]] = {kind.op: kind for kind in Op.__subclasses__()}
 """Every operation's record, by the operation's name in a manifest."""
-
-
-def reads(op: Op) -> tuple[str, ...]:
-    """The values that an operation reads."""
-    return _named(op, Role.INPUT)
-
-
-def weights_of(op: Op) -> tuple[str, ...]:
-    """The parameters that an operation reads."""
-    return _named(op, Role.MATRIX, Role.LOOKUP, Role.STACK, Role.VECTOR)
-
-
-def multiplied_by(op: Op) -> tuple[str, ...]:
-    """The matrices that an operation multiplies its rows by."""
-    return _named(op, Role.MATRIX)
-
-
-def chosen_from(op: Op) -> tuple[str, ...]:
-    """The stacks of matrices of which each row of an operation chooses some."""
-    return _named(op, Role.STACK)
-
-
-def looked_up_in(op: Op) -> tuple[str, ...]:
-    """The matrices from which an operation reads the rows that tokens name."""
-    return _named(op, Role.LOOKUP)
-
-
-def caches_of(op: Op) -> tuple[int, ...]:
-    """The caches that an operation writes or reads."""
-    return tuple(int(getattr(op, name)) for name in _fields(type(op), (Role.CACHE,)))
-
-
-def problems_of(op: Op, of: Shapes) -> list[str]:
-    """What is wrong with an operation: missing names, or shapes that do not fit; each the end of a
-    sentence.
-    """
-    found = [f"reads {name}, which nothing before it makes" for name in reads(op) if name not in of.widths]
-    for name in weights_of(op):
-        if name not in of.params:
-            found.append(f"names the weight {name!r}, which is not a parameter")
-    found += [
-        f"uses cache {cache}, there are {len(of.caches)}"
-        for cache in caches_of(op)
-        if not 0 <= cache < len(of.caches)
-    ]
-    found += [
-        f"turns by {name!r}, which is not among ropes"
-        for name in _named(op, Role.ROTATION)
-        if name not in of.ropes
-    ]
-    return found or list(_misshapen(op, of)) or list(op.problems(of))
-
-
-def _misshapen(op: Op, of: Shapes) -> Iterator[str]:
-    """Complaints about vectors where a matrix is needed, and matrices where a vector is needed."""
-    vectors = _named(op, Role.VECTOR)
-    for name in weights_of(op):
-        if of.params[name].is_matrix == (name in vectors):
-            yield f"takes {name} for a {'vector' if name in vectors else 'matrix'}, which it is not"
-
-
-def _named(op: Op, *roles: Role) -> tuple[str, ...]:
-    """The names in the fields of these roles, without None."""
-    return tuple(name for name in (getattr(op, f) for f in _fields(type(op), roles)) if name is not None)
-
-
-@functools.cache
-def _fields(kind: type[Op], roles: tuple[Role, ...]) -> tuple[str, ...]:
-    """The names of the fields that have one of these roles, in order."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return tuple(name for name, hint in hints.items() if _role(hint) in roles)
-
-
-def _role(hint: object) -> Role | None:
-    """The role in a field's type, `Vector` or `Vector | None`; None if it has none."""
-    for each in (hint, *typing.get_args(hint)):
-        for more in getattr(each, "__metadata__", ()):
-            if isinstance(more, Role):
-                return more
-    return None

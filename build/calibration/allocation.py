@@ -29,6 +29,7 @@ from nearfar.errors import BuildError
 from nearfar.kernels.codes import BITS
 from nearfar.kernels.quantized import Matrix
 from nearfar.step import ops
+from nearfar.step.operation import looked_up_in, multiplied_by
 from nearfar.step.params import Param
 
 PROBE = 3
@@ -113,8 +114,8 @@ def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
     """The embedding tables that are only looked up, each with importances of one: all their inputs count
     alike.
     """
-    multiplied = {name for op in source.model.step.ops for name in ops.multiplied_by(op)}
-    tables = {name for op in stretch.ops for name in ops.looked_up_in(op)} - multiplied
+    multiplied = {name for op in source.model.step.ops for name in multiplied_by(op)}
+    tables = {name for op in stretch.ops for name in looked_up_in(op)} - multiplied
     found = {name: source.matrices[name] for name in sorted(tables)}
     return {name: np.ones(matrix.k) for name, matrix in found.items() if matrix.quantized}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.step import ops
+from nearfar.step.operation import Activation
 from nearfar.step.rope import Rope
 
 Array = npt.NDArray[Any]
@@ -82,7 +82,7 @@ def unit(x: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt((x * x).sum(-1, keepdims=True) + x.dtype.type(eps)))
 
 
-ACTIVATIONS: Mapping[ops.Activation, Callable[[Array], Array]] = {
+ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "gelu_erf": _gelu_erf,

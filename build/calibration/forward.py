@@ -13,6 +13,7 @@ from nearfar.build.calibration.arithmetic import Array
 from nearfar.build.calibration.operations import Update, attention, compute
 from nearfar.step import ops
 from nearfar.step.model import Step
+from nearfar.step.operation import Op, caches_of, multiplied_by, reads, weights_of
 
 MOST_LIVE = 3
 """The most values that may pass from one stretch to the next; a stretch ends where no more are needed later.
@@ -35,7 +36,7 @@ class Stretch:
     or earlier, that later stretches read.
     """
 
-    ops: tuple[ops.Op, ...]
+    ops: tuple[Op, ...]
     params: tuple[str, ...]
     live: tuple[str, ...]
 
@@ -45,16 +46,16 @@ def stretches(step: Step) -> list[Stretch]:
     last: dict[str, int] = {}
     shared: dict[int, int] = {}
     for index, op in enumerate(step.ops):
-        for name in ops.reads(op):
+        for name in reads(op):
             last[name] = index
-        shared |= dict.fromkeys(ops.caches_of(op), index)
+        shared |= dict.fromkeys(caches_of(op), index)
     out: list[Stretch] = []
     made: list[str] = []
     begun: set[int] = set()
     start = 0
     for index, op in enumerate(step.ops):
         made.append(op.out)
-        begun.update(ops.caches_of(op))
+        begun.update(caches_of(op))
         live = tuple(name for name in made if last.get(name, -1) > index)
         ends = index == len(step.ops) - 1
         if ends or (
@@ -63,7 +64,7 @@ def stretches(step: Step) -> list[Stretch]:
             and all(shared[cache] <= index for cache in begun)
         ):
             part = step.ops[start : index + 1]
-            names = dict.fromkeys(name for op in part for name in ops.weights_of(op))
+            names = dict.fromkeys(name for op in part for name in weights_of(op))
             out.append(Stretch(part, tuple(names), live))
             start, made = index + 1, list(live)
     return out
@@ -158,12 +159,12 @@ class _Block:
         self._kept: dict[int, tuple[Array, Array]] = {}
         """Keys and values of a cache: [windows, kv_heads, length, head_dim]."""
 
-    def run(self, part: Sequence[ops.Op]) -> None:
+    def run(self, part: Sequence[Op]) -> None:
         """Compute the operations. The last one is skipped where only the inputs of matrices are watched."""
         for op in part:
             if self._watch is not None:
-                for matrix in ops.multiplied_by(op):
-                    for name in ops.reads(op):
+                for matrix in multiplied_by(op):
+                    for name in reads(op):
                         self._watch(matrix, self.values[name])
                 if op.ends:
                     return

@@ -23,6 +23,7 @@ from nearfar.build.calibration.arithmetic import (
 )
 from nearfar.step import ops
 from nearfar.step.model import Step
+from nearfar.step.operation import Op
 
 Update = Callable[[Array, Array], Array]
 """From rows [B] and the states before them [B, heads, depth, head_dim] to the states behind them."""
@@ -79,7 +80,7 @@ class Run(Protocol):
         ...
 
 
-def compute(run: Run, op: ops.Op) -> Array:
+def compute(run: Run, op: Op) -> Array:
     """Compute an operation's result, [M, width]."""
     return OPERATIONS[type(op)](run, op)
 
@@ -255,7 +256,7 @@ def embedding(run: Run, op: ops.Embedding) -> Array:
     return run.wanted(run.values[op.x])
 
 
-OPERATIONS: Mapping[type[ops.Op], Callable[[Any, Any], Array]] = {
+OPERATIONS: Mapping[type[Op], Callable[[Any, Any], Array]] = {
     ops.Embed: embed,
     ops.Norm: norm,
     ops.Linear: product,

@@ -22,7 +22,7 @@ from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, st
 from nearfar.build.weights.second_order import F64, Curvature, quantize_second_order
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import read_rows
-from nearfar.step import ops
+from nearfar.step.operation import multiplied_by
 from nearfar.step.params import Param
 
 ROWS = 8192
@@ -115,7 +115,7 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
     """Second moments of the inputs of a stretch's quantized matrices: E[x·xᵀ] [k, k], or the means of squares
     alone [k]. `run` runs the stretch.
     """
-    wanted = [name for op in stretch.ops for name in ops.multiplied_by(op) if source.matrices[name].quantized]
+    wanted = [name for op in stretch.ops for name in multiplied_by(op) if source.matrices[name].quantized]
     sums: dict[str, F64] = {}
     counts: dict[str, int] = {}
 

@@ -16,7 +16,7 @@ from nearfar.kernels.contract import Kernels
 from nearfar.kernels.program import Precisions
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
-from nearfar.step.ops import Op, reads
+from nearfar.step.operation import Op, reads
 
 
 class StepFunction:

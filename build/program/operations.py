@@ -18,6 +18,7 @@ from nearfar.format.kv import rounding
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.kernels import jobs
 from nearfar.step import ops
+from nearfar.step.operation import Activation, Op
 
 
 def embed(f: StepFunction, op: ops.Embed) -> relax.Expr:
@@ -184,14 +185,14 @@ def embedding(f: StepFunction, op: ops.Embedding) -> relax.Expr:
     return relax.op.take(f.wide_value(op.x), rows, axis=0, mode="clip")
 
 
-ACTIVATIONS: Mapping[ops.Activation, Callable[[StepFunction, relax.Var], relax.Expr]] = {
+ACTIVATIONS: Mapping[Activation, Callable[[StepFunction, relax.Var], relax.Expr]] = {
     "silu": lambda f, x: relax.op.nn.silu(x),
     "gelu_tanh": lambda f, x: relax.op.nn.gelu_tanh(x),
     "gelu_erf": lambda f, x: relax.op.nn.gelu(x),
     "sigmoid": lambda f, x: relax.op.sigmoid(x),
     "relu2": lambda f, x: relax.op.square(f.bind(relax.op.nn.relu(x), "relu")),
 }
-OPERATIONS: Mapping[type[ops.Op], Callable[[StepFunction, Any], relax.Expr]] = {
+OPERATIONS: Mapping[type[Op], Callable[[StepFunction, Any], relax.Expr]] = {
     ops.Embed: embed,
     ops.Norm: norm,
     ops.Linear: product,

@@ -20,17 +20,11 @@ from nearfar.format.sampling import NOTHING, SamplingDefaults
 from nearfar.suggestions import advised
 
 
-class CommonParams(TypedDict, total=False):
-    """Parameters of chat and plain completions. None means the default: the artifact's `sampling` value if it
-    has one, otherwise OpenAI's.
-
-    `model`: the name of the loaded model, or None. `user`: an account for billing; ignored here.
+class SampledParams(TypedDict, total=False):
+    """Parameters that say how tokens are chosen. None means the default: the artifact's `sampling` value if
+    it has one, otherwise OpenAI's.
     """
 
-    model: str | None
-    user: str | None
-    n: int | None
-    max_tokens: int | None
     temperature: float | None
     top_p: float | None
     top_k: int | None
@@ -38,31 +32,59 @@ class CommonParams(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | Mapping[str, float] | None
     seed: int | None
-    stop: str | Seq[str] | None
-    ignore_eos: bool | None
-    response_format: Mapping[str, Any] | None
-    stream_options: Mapping[str, Any] | None
 
 
-class ChatParams(CommonParams, total=False):
-    """Parameters of chat completions.
+SAMPLING = tuple(SampledParams.__annotations__)
 
-    `continue_final_message`: the answer continues the last message, as in vLLM. `context_policy`: a
-    ContextPolicy for this request instead of the engine's. `chat_template_kwargs`: variables for the model's
-    chat template, for example `{"enable_thinking": False}`; the template decides which of them it uses.
+
+class SharedParams(SampledParams, total=False):
+    """Parameters of completions and of responses.
+
+    `model`: the name of the loaded model, or None. `user`: an account for billing; ignored here.
     """
 
-    max_completion_tokens: int | None
-    logprobs: bool | None
+    model: str | None
+    user: str | None
+    stop: str | Seq[str] | None
+
+
+class TurnParams(SharedParams, total=False):
+    """Parameters of an answer to messages: of a chat completion or a response.
+
+    `context_policy`: a ContextPolicy for this request instead of the engine's. `chat_template_kwargs`:
+    variables for the model's chat template, for example `{"enable_thinking": False}`; the template decides
+    which of them it uses.
+    """
+
     top_logprobs: int | None
-    continue_final_message: bool | None
     tools: Seq[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     context_policy: ContextPolicy | None
     chat_template_kwargs: Mapping[str, Any] | None
+
+
+class CommonParams(SharedParams, total=False):
+    """Parameters of chat and plain completions."""
+
+    n: int | None
+    max_tokens: int | None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None
+    ignore_eos: bool | None
+    response_format: Mapping[str, Any] | None
+    stream_options: Mapping[str, Any] | None
+
+
+class ChatParams(TurnParams, CommonParams, total=False):
+    """Parameters of chat completions.
+
+    `continue_final_message`: the answer continues the last message, as in vLLM.
+    """
+
+    max_completion_tokens: int | None
+    logprobs: bool | None
+    continue_final_message: bool | None
 
 
 class CompletionParams(CommonParams, total=False):
@@ -76,19 +98,6 @@ class CompletionParams(CommonParams, total=False):
     echo: bool | None
     suffix: str | None
     best_of: int | None
-
-
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "ignore_eos",
-)
 
 
 def chat_sampling(params: ChatParams, defaults: SamplingDefaults = NOTHING) -> SamplingParams:
@@ -248,7 +257,7 @@ def token_prompt(prompt: object) -> list[int]:
 
 def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
     """The parameters that are set; RequestError for unknown names."""
-    names = {*known.__annotations__, *CommonParams.__annotations__}
+    names = set(known.__annotations__)
     if unknown := sorted(set(params) - names):
         raise RequestError(f"unknown parameter {', '.join(unknown)}{advised(unknown, names)}", unknown[0])
     if not isinstance(params.get("user"), str | None):
@@ -273,7 +282,7 @@ def _sampling(given: dict[str, Any], max_tokens: Any, logprobs: Any) -> Sampling
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logit_bias=_bias(given.get("logit_bias", {})),
         logprobs=logprobs,
-        **{name: given[name] for name in _SAMPLING if name in given},
+        **{name: given[name] for name in (*SAMPLING, "ignore_eos") if name in given},
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.parameters import SAMPLING
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.edge_runtime.tools.parameters import check_parameters
@@ -220,14 +221,13 @@ def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
 
 def _sampling(body: Common) -> dict[str, Any]:
     """Return the fields of Sampling that the caller gave."""
-    names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(body, name)) is not None}
-    if body.top_k is not None:
-        given["top_k"] = max(body.top_k, 0)  # vLLM's clients send -1 to turn it off
+    given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    if "top_k" in given:
+        given["top_k"] = max(given["top_k"], 0)  # vLLM's clients send -1 to turn it off
     if body.logit_bias:
         given["logit_bias"] = {int(token): float(value) for token, value in body.logit_bias.items()}
-    if body.seed is not None:
-        given["seed"] = body.seed & (2**64 - 1)
+    if "seed" in given:
+        given["seed"] &= 2**64 - 1
     return given
 
 

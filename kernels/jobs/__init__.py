@@ -8,7 +8,7 @@ the buffer table (format/buffers.py). A kernel's parameters are the inputs in th
 
 from __future__ import annotations
 
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 
 from .experts import Experts, Route
 from .linear import Embed, Linear, Norm

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearfar.kernels.quantized import Matrix
-from nearfar.step.ops import Activation, Score
+from nearfar.step.operation import Activation, Score
 
 from .names import Output, labelled
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.quantized import Matrix
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 
 from .names import Output, labelled, short
 from .paged import Split

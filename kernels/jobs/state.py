@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 
 from .names import Output, labelled
 

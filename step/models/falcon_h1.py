@@ -25,7 +25,7 @@ from nearfar.step.decoder import (
 from nearfar.step.mamba import Factors, Mamba, mamba, read_mamba
 from nearfar.step.model import Model
 from nearfar.step.models.granite import MULTIPLIER
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 from nearfar.step.rope import read_rope
 
 

@@ -28,7 +28,7 @@ from nearfar.step.decoder import (
 from nearfar.step.experts import Moe, experts, read_experts
 from nearfar.step.model import Model
 from nearfar.step.models import gemma2
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 from nearfar.step.params import TensorPiece
 from nearfar.step.rope import read_rope
 

@@ -9,7 +9,7 @@ from nearfar.step.decoder import read_activation, read_decoder
 from nearfar.step.experts import Moe, read_experts
 from nearfar.step.model import Model
 from nearfar.step.models.granite import multiplied
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 
 STACKED = ("input_linear.weight", "output_linear.weight")
 

@@ -21,7 +21,7 @@ from nearfar.step.mamba import mamba, read_mamba
 from nearfar.step.model import Model
 from nearfar.step.models.granite import MULTIPLIER
 from nearfar.step.models.granitemoe import granite_experts
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 from nearfar.step.rope import read_rope
 
 RECURRENT = ("mamba", "linear_attention")

@@ -13,7 +13,7 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import Decoder, Mlp, order_of, read_activation, read_decoder
 from nearfar.step.experts import Block, block
 from nearfar.step.model import Model
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 from nearfar.step.params import RotaryOrder, TensorPiece
 from nearfar.step.rope import read_rope
 

@@ -20,7 +20,7 @@ import numpy as np
 from nearfar.format.rotations import rope_table
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
-from nearfar.step.ops import Op
+from nearfar.step.operation import Op
 from nearfar.targets.onnx.external import ExternalWriter, Placed
 from nearfar.targets.onnx.graph import Extents, Graph
 from nearfar.targets.onnx.operations import OPERATIONS, REFUSED

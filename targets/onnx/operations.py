@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.step import ops
+from nearfar.step.operation import Activation, Op
 from nearfar.targets.onnx.graph import MICROSOFT, Graph
 from nearfar.targets.onnx.step_graph import StepGraph
 
@@ -120,14 +121,14 @@ def logits(g: StepGraph, op: ops.Logits) -> str:
     return graph.node("Mul", graph.node("Tanh", graph.node("Div", out, cap)), cap)
 
 
-ACTIVATIONS: Mapping[ops.Activation, Callable[[Graph, str], str]] = {
+ACTIVATIONS: Mapping[Activation, Callable[[Graph, str], str]] = {
     "silu": lambda graph, x: graph.node("Mul", x, graph.node("Sigmoid", x)),
     "gelu_tanh": lambda graph, x: graph.node("Gelu", x, approximate="tanh"),
     "gelu_erf": lambda graph, x: graph.node("Gelu", x),
     "relu2": lambda graph, x: _squared(graph, graph.node("Relu", x)),
     "sigmoid": lambda graph, x: graph.node("Sigmoid", x),
 }
-OPERATIONS: Mapping[type[ops.Op], Callable[[StepGraph, Any], str]] = {
+OPERATIONS: Mapping[type[Op], Callable[[StepGraph, Any], str]] = {
     ops.Embed: embed,
     ops.Norm: norm,
     ops.Linear: linear,
@@ -142,7 +143,7 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepGraph, Any], str]] = {
     ops.Logits: logits,
 }
 NO_EXPERTS = "has no experts: ONNX Runtime's operators for them take other weights. Build for another target"
-REFUSED: Mapping[type[ops.Op], str] = {
+REFUSED: Mapping[type[Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
     ops.Conv: "has no short convolutions: its graph keeps keys and values only. Build for another target",

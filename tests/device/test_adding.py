@@ -22,8 +22,9 @@ from nearfar.build.targets import target_names, target_of
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.devices import device_names
 from tests.support import docs
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import CASES, checkpoint
 from tests.support.backends import require
+from tests.support.cases import Case
 from tests.support.parity import SMALL, check_answers
 
 KNOWN = (target_names, target_of, device_names)

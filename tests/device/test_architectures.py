@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.architectures import ATTENDING, RECURRENT, STATE_SPACES, VISUAL, Case
+from tests.support.architectures import ATTENDING, VISUAL
+from tests.support.cases import Case
 from tests.support.parity import check_answers, opened
+from tests.support.recurrent_cases import RECURRENT, STATE_SPACES
 from tests.support.turns import in_turns, paired
 
 BACKENDS = ("cpu", "mlx-f32")

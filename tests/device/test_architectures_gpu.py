@@ -19,8 +19,9 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from tests.support import gpu_jobs
-from tests.support.architectures import GROWTH, ON_GPUS, Massive, outlying
+from tests.support.architectures import ON_GPUS
 from tests.support.backends import greedy, require
+from tests.support.massive import GROWTH, Massive, outlying
 from tests.support.parity import check_answers, last, only, opened
 from tests.support.turns import in_turns
 

@@ -18,8 +18,9 @@ from nearfar.errors import CheckpointError
 from nearfar.format.manifest import OLDEST, VERSION
 from nearfar.format.scales import OF_GGUF, PAIRS, Scales
 from tests.support import gguf_files, tiny
-from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES, checkpoint, prompt, reference
 from tests.support.backends import greedy as tokens_of
+from tests.support.cases import Case
 from tests.support.gguf_files import WIDE
 from tests.support.packed import CONFIG, answer, greedy, weights, write
 from tests.support.parity import SMALL, check_answers, last

@@ -20,8 +20,9 @@ from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.snapshots.record import origin
 from nearfar.errors import RequestError
 from tests.support import tiny
-from tests.support.architectures import CASES, Case, checkpoint, reference
+from tests.support.architectures import CASES, checkpoint, reference
 from tests.support.backends import require
+from tests.support.cases import Case
 from tests.support.parity import SMALL, check_answers
 from tests.support.paths import WEB, node
 

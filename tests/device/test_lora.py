@@ -22,8 +22,9 @@ from nearfar.errors import CheckpointError, StoreError
 from nearfar.store.entries import Store
 from nearfar.store.naming import Asked, mark_of, wanted_of
 from tests.support import gguf_files
-from tests.support.architectures import CASES, Case, _auto, case, make, prompt
+from tests.support.architectures import CASES, _auto, make, prompt
 from tests.support.backends import greedy
+from tests.support.cases import Case, case
 from tests.support.late import late
 from tests.support.parity import SMALL, last
 from tests.support.step_reference import Array, StepReference

@@ -16,20 +16,13 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import BuildError
-from tests.support.architectures import (
-    ATTENDING,
-    GROWTH,
-    RECURRENT,
-    Case,
-    Massive,
-    checkpoint,
-    make,
-    prompt,
-    reference,
-)
+from tests.support.architectures import ATTENDING, checkpoint, make, prompt, reference
 from tests.support.backends import last_logits
+from tests.support.cases import Case
 from tests.support.late import late
+from tests.support.massive import GROWTH, Massive
 from tests.support.mlx_artifact import Direct
+from tests.support.recurrent_cases import RECURRENT
 
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")

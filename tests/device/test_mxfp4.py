@@ -18,8 +18,9 @@ from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import CheckpointError
 from nearfar.kernels.buckets import Buckets
-from tests.support.architectures import CASES, Case, make, prompt
+from tests.support.architectures import CASES, make, prompt
 from tests.support.backends import greedy, require
+from tests.support.cases import Case
 from tests.support.parity import last
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

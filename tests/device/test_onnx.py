@@ -21,8 +21,9 @@ from nearfar.errors import BuildError
 from nearfar.kernels.codes import unpack_codes
 from nearfar.kernels.quantized import Matrix, QuantTensor
 from tests.shared_data import shared_data
-from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES, checkpoint, prompt, reference
 from tests.support.artifacts import Built
+from tests.support.cases import Case
 
 onnx = pytest.importorskip("onnx", reason="needs onnx (pip install 'nearfar[onnx]')")
 ort = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime (pip install 'nearfar[onnx]')")

@@ -8,8 +8,10 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.errors import BuildError
-from tests.support.architectures import ATTENDING, RECURRENT, STATE_SPACES, Case, checkpoint
+from tests.support.architectures import ATTENDING, checkpoint
+from tests.support.cases import Case
 from tests.support.parity import check_answers, opened
+from tests.support.recurrent_cases import RECURRENT, STATE_SPACES
 
 SHORT = ("olmo2-plain",)
 """Cases whose heads ONNX Runtime has no attention for."""

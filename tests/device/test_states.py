@@ -21,9 +21,10 @@ from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
 from tests.support.architectures import CASES as ALL
-from tests.support.architectures import Case, checkpoint, prompt, reference
+from tests.support.architectures import checkpoint, prompt, reference
 from tests.support.backends import WASM, require
 from tests.support.browser import browser, new_page, serve
+from tests.support.cases import Case
 from tests.support.parity import TOLERANCE, only
 from tests.support.turns import in_turns, paired
 from tests.support.wasm_executor import open_wasm

@@ -14,8 +14,9 @@ from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import page_bytes
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.kernels.buckets import Buckets
-from tests.support.architectures import Case, case, checkpoint, prompt, reference
+from tests.support.architectures import checkpoint, prompt, reference
 from tests.support.backends import executor, forget, greedy, require
+from tests.support.cases import Case, case
 from tests.support.parity import only
 from tests.support.turns import paired
 

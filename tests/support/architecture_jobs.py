@@ -23,12 +23,13 @@ from nearfar.kernels.contract import Kernels
 from nearfar.kernels.jobs import GraphJob
 from nearfar.kernels.program import Precisions
 from nearfar.kernels.quantized import Matrix
-from nearfar.step import ops
+from nearfar.step import operation
 from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import SOFTWARE
-from tests.support.architectures import ON_GPUS, Case
+from tests.support.architectures import ON_GPUS
+from tests.support.cases import Case
 from tests.support.parity import SMALL
 
 FUSED = "legalize"
@@ -98,4 +99,4 @@ def reads(case: Case) -> frozenset[tuple[str, str]]:
     """The structure of a step's list: which kinds of operations read what which kinds have made."""
     listed = model_of(case).step.ops
     makers = {op.out: op.op for op in listed}
-    return frozenset((makers[name], op.op) for op in listed for name in ops.reads(op) if name in makers)
+    return frozenset((makers[name], op.op) for op in listed for name in operation.reads(op) if name in makers)

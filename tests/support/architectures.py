@@ -7,8 +7,7 @@ in every test that is parametrized by `CASES`; none of them names an architectur
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,76 +15,8 @@ from typing import Any
 import numpy as np
 
 from tests.support import tiny
-
-VOCAB = 261  # the size of the byte tokenizer's vocabulary
-
-
-@dataclass(frozen=True)
-class Case:
-    """A tiny config. `window`: the shortest of its windows, so that prompts can be longer."""
-
-    model_type: str
-    name: str
-    config: Mapping[str, Any] = field(hash=False)
-    window: int | None = None
-    context: int | None = None
-    """Positions that the build is asked for."""
-    prompts: tuple[int, ...] = (9, 45)
-    """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
-
-    @property
-    def experts(self) -> bool:
-        """Whether some of its layers have experts, which not every target has."""
-        text = self.config.get("text_config", self.config)
-        return any("experts" in key and value for key, value in text.items())
-
-    def __str__(self) -> str:
-        return f"{self.model_type}-{self.name}"
-
-
-OWN = object()
-
-BASE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 100,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 160,
-    "rms_norm_eps": 0.01,
-    "tie_word_embeddings": False,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "pad_token_id": 0,
-}
-
-
-def case(
-    model_type: str,
-    name: str,
-    *,
-    context: int | None = None,
-    prompts: tuple[int, ...] = (9, 45),
-    **config: Any,
-) -> Case:
-    """BASE with what is said; a key that is OWN is left to the class."""
-    merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
-    windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
-    return Case(model_type, name, merged, min(windows, default=None), context, prompts)
-
-
-def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: Any) -> Case:
-    """A multimodal model whose text model is that of another case."""
-    text = {**inner.config, "model_type": inner.model_type}
-    return replace(
-        inner,
-        model_type=model_type,
-        name=f"with-{inner}",
-        config={"text_config": text, "vision_config": vision, **config},
-    )
-
+from tests.support.cases import GLOBAL, LOCAL, MULTIPLIED, OWN, VOCAB, Case, case, inside
+from tests.support.recurrent_cases import RECURRENT, STATE_SPACES
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 10000.0}
@@ -196,10 +127,6 @@ COUSINS = [
     case("iquestcoder", "plain", head_dim=24, rms_norm_eps=OWN),
 ]  # fmt: skip
 
-MULTIPLIED: dict[str, Any] = {
-    "embedding_multiplier": 12.0, "attention_multiplier": 0.11, "residual_multiplier": 0.22,
-    "logits_scaling": 8.0,
-}  # fmt: skip
 HYBRID: dict[str, Any] = {
     "layer_types": ["full_attention"] * 3, "num_local_experts": 0, "num_experts_per_tok": 0,
     "shared_intermediate_size": 100, "head_dim": OWN, "hidden_size": 64, "mamba_n_heads": 4,
@@ -220,7 +147,6 @@ GRANITES += [
          position_embedding_type="rope", attention_bias=True, hidden_act="gelu"),
 ]  # fmt: skip
 GPT_OSS_ROPE = {**YARN, "truncate": False, "rope_theta": 150000.0}
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
 MOES = [
     case("olmoe", "plain", head_dim=OWN, num_experts=6, num_experts_per_tok=2),
     case("olmoe", "normalized", head_dim=OWN, hidden_size=64, intermediate_size=32, num_experts=12,
@@ -392,97 +318,6 @@ VISUAL = [
 """Text models within models that see: their lists are those of other cases but for names of tensors."""
 
 
-CONV, LINEAR_ATTENTION = "conv", "linear_attention"
-LFM2: dict[str, Any] = {"block_multiple_of": 20, "rms_norm_eps": OWN, "norm_eps": 0.01, "hidden_size": 64}
-LFM2S = [
-    case("lfm2", "plain", **LFM2, head_dim=OWN, tie_word_embeddings=True, num_hidden_layers=4,
-         layer_types=[CONV, CONV, GLOBAL, CONV]),
-    case("lfm2", "biased", **LFM2, head_dim=24, conv_bias=True, conv_L_cache=5, full_attn_idxs=[1],
-         block_ffn_dim_multiplier=1.3, prompts=(3, 45)),
-    case("lfm2_moe", "plain", **{**LFM2, "block_multiple_of": OWN}, head_dim=OWN, num_hidden_layers=4,
-         num_dense_layers=1, layer_types=[CONV, CONV, GLOBAL, CONV], num_experts=9, num_experts_per_tok=3,
-         moe_intermediate_size=20, tie_word_embeddings=True),
-    case("lfm2_moe", "odd", **{**LFM2, "block_multiple_of": OWN}, head_dim=24, conv_bias=True,
-         num_dense_layers=0, layer_types=[GLOBAL, CONV, CONV], num_experts=6, num_experts_per_tok=2,
-         moe_intermediate_size=37, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=2.5),
-    case("lfm2", "deep", **{**LFM2, "hidden_size": 40}, conv_L_cache=20, layer_types=[GLOBAL, CONV, CONV],
-         block_auto_adjust_ff_dim=False, prompts=(9, 70)),
-]  # fmt: skip
-
-QWEN3_5: dict[str, Any] = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32, "max_position_embeddings": 700,
-}  # fmt: skip
-MROPE_3_5 = {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 0], "mrope_interleaved": True,
-         "partial_rotary_factor": 0.25}  # fmt: skip
-DELTAS = [
-    case("qwen3_5_text", "plain", **QWEN3_5, num_hidden_layers=4, rope_parameters=MROPE_3_5,
-         prompts=(9, 45, 300)),
-    case("qwen3_5_text", "odd", **{**QWEN3_5, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
-         "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}, head_dim=32, attention_bias=True,
-         tie_word_embeddings=True, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION]),
-]  # fmt: skip
-EXPERTS_3_5: dict[str, Any] = {"intermediate_size": OWN, "shared_expert_intermediate_size": 36}
-DELTAS += [
-    case("qwen3_5_moe_text", "plain", **QWEN3_5, **EXPERTS_3_5, num_hidden_layers=4, num_experts=9,
-         num_experts_per_tok=3, moe_intermediate_size=20, rope_parameters=MROPE_3_5, prompts=(9, 45, 300)),
-    case("qwen3_5_moe_text", "odd", **{**QWEN3_5, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
-         "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}, **EXPERTS_3_5, head_dim=32,
-         attention_bias=True, tie_word_embeddings=True, num_experts=5, num_experts_per_tok=5,
-         moe_intermediate_size=17, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION]),
-]  # fmt: skip
-VISION_3_5 = {
-    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
-    "patch_size": 4, "num_position_embeddings": 16, "model_type": "qwen3_5",
-}  # fmt: skip
-MAMBA: dict[str, Any] = {
-    "hidden_size": 64, "head_dim": OWN, "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_n_groups": 1,
-    "mamba_expand": 2, "max_position_embeddings": 700, "mamba_chunk_size": 32,
-}  # fmt: skip
-NEMOTRON: dict[str, Any] = {
-    "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2,
-    "layer_norm_epsilon": 0.01, "num_hidden_layers": OWN, "max_position_embeddings": 700, "chunk_size": 32,
-    "rms_norm_eps": OWN,
-}  # fmt: skip
-FALCON: dict[str, Any] = {
-    "mamba_d_state": 16, "mamba_n_heads": 4, "mamba_d_ssm": 80, "max_position_embeddings": 700,
-    "mamba_chunk_size": 32, "num_hidden_layers": 2,
-}  # fmt: skip
-FACTORS: dict[str, Any] = {
-    "lm_head_multiplier": 0.4, "embedding_multiplier": 3.0, "mlp_multipliers": [0.7, 1.6],
-    "key_multiplier": 0.35, "attention_in_multiplier": 0.8, "attention_out_multiplier": 1.3,
-    "ssm_in_multiplier": 0.9, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.7, 1.4, 0.8, 1.2, 0.6],
-}  # fmt: skip
-STATE_SPACES = [
-    case("granitemoehybrid", "mamba", **MULTIPLIED, **MAMBA, num_hidden_layers=4, num_local_experts=0,
-         num_experts_per_tok=0, shared_intermediate_size=100, tie_word_embeddings=True,
-         layer_types=[LINEAR_ATTENTION, LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION], prompts=(9, 45, 300)),
-    case("granitemoehybrid", "odd", **{**MAMBA, "hidden_size": 72, "mamba_n_heads": 6, "mamba_d_state": 12,
-         "mamba_n_groups": 3}, num_local_experts=5, num_experts_per_tok=2, intermediate_size=24,
-         shared_intermediate_size=44, mamba_d_conv=3, mamba_conv_bias=False, mamba_proj_bias=True,
-         attention_bias=True, time_step_limit=[0.3, 1.1], position_embedding_type="rope",
-         residual_multiplier=0.5, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION], prompts=(9, 70)),
-    case("nemotron_h", "plain", **NEMOTRON, layers_block_type=[LINEAR_ATTENTION, "mlp", GLOBAL, "mlp"],
-         prompts=(9, 45, 300)),
-    case("nemotron_h", "odd", **{**NEMOTRON, "mamba_head_dim": 20, "mamba_num_heads": 9, "n_groups": 3},
-         hybrid_override_pattern="M-*MM", use_bias=True, mlp_bias=True, use_conv_bias=False, conv_kernel=2,
-         time_step_min=0.2, mlp_hidden_act="gelu"),
-    case("falcon_h1", "plain", **FALCON, prompts=(9, 45, 300)),
-    case("falcon_h1", "multiplied", **{**FALCON, "mamba_d_ssm": 96}, mamba_n_groups=2,
-         mamba_rms_norm=True, mamba_norm_before_gate=True, **FACTORS, tie_word_embeddings=True),
-    case("falcon_h1", "biased", **{**FALCON, "mamba_d_ssm": None}, mamba_rms_norm=True,
-         mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, attention_bias=True,
-         mlp_bias=True, mamba_conv_bias=False, time_step_limit=[0.1, 0.9], **FACTORS),
-    case("falcon_h1", "bare", **{**FALCON, "mamba_n_heads": 8}, projectors_bias=True, **FACTORS),
-]  # fmt: skip
-RECURRENT = [
-    *LFM2S, *DELTAS, *STATE_SPACES,
-    inside("qwen3_5", DELTAS[1], VISION_3_5, tie_word_embeddings=True, image_token_id=260, video_token_id=259,
-           vision_start_token_id=258, vision_end_token_id=255),
-    inside("qwen3_5_moe", DELTAS[3], {**VISION_3_5, "model_type": "qwen3_5_moe"}, tie_word_embeddings=True,
-           image_token_id=260, video_token_id=259, vision_start_token_id=258, vision_end_token_id=255),
-]  # fmt: skip
-
 ATTENDING: tuple[Case, ...] = (
     *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
     *COUSINS, *PARTS, *SEEING, *VISUAL,
@@ -579,89 +414,3 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
 def eager(case: Case) -> dict[str, str]:
     """Options of transformers' from_pretrained for a case: experts one by one."""
     return {"experts_implementation": "eager"} if case.experts else {}
-
-
-GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
-"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much
-is added, or they are multiplied.
-"""
-
-
-class Massive:
-    """A checkpoint in which sums of layers, or the products of gates, go beyond float16, as they do in
-    Gemma.
-    """
-
-    def __init__(self, path: Path, where: str) -> None:
-        from safetensors.numpy import load_file, save_file
-
-        self.path, self._where = path, where
-        make(
-            case("gemma3_text", "massive", sliding_window=12, num_hidden_layers=6, tie_word_embeddings=True),
-            path,
-        )
-        ending, more, times = GROWTH[where]
-        weights = load_file(path / "model.safetensors")
-        for name, value in weights.items():
-            if name.endswith(ending) and any(part in name for part in (".post_", ".gate_", ".up_")):
-                weights[name] = (value * np.float32(times) + np.float32(more)).astype(np.float32)
-        save_file(weights, path / "model.safetensors", {"format": "pt"})
-        self.tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]
-
-    def logits(self) -> np.ndarray:
-        """transformers' logits after the tokens, in float32; it is checked that float16 would not have
-        held what they came from.
-        """
-        import torch
-        import transformers
-
-        model = transformers.AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
-        seen: list[float] = []
-        for layer in model.model.layers:
-            watched = layer if self._where == "residual" else layer.mlp.down_proj
-            watched.register_forward_pre_hook(lambda _, given: seen.append(float(given[0].abs().max())))
-        with torch.no_grad():
-            expected = model(torch.tensor([self.tokens])).logits[0, -1].numpy()
-        assert max(seen) > 1.5 * 65504, "the test must need more than float16 holds"
-        return np.asarray(expected)
-
-
-OUTLIERS = {5: 2003.7, 37: 2741.3, 50: -4745.0}
-"""Channels of the residual stream, and what they are in the tokens, once to twice, beside all others, which
-are about 1. They add up to nothing.
-"""
-
-
-def outlying(path: Path, quantized: bool) -> Path:
-    """A checkpoint in which a few channels are thousands of times as large as all others, as massive
-    activations are, and add nothing: what is rounded of them is seen in every output.
-
-    They have the same weight, or where matrices will be `quantized`, which changes the sizes, none: it is the
-    least of its group, and so far from the middle of its codes.
-    """
-    from safetensors.numpy import load_file, save_file
-
-    plain = case(
-        "llama", "outliers", vocab_size=264, hidden_size=128, intermediate_size=192, head_dim=32,
-        rms_norm_eps=1e-6,
-    )  # fmt: skip
-    make(plain, path)
-    channels, sizes = list(OUTLIERS), np.array(list(OUTLIERS.values()))
-    rng = np.random.default_rng(0)
-    weights = load_file(path / "model.safetensors")
-    for name, value in weights.items():
-        if "embed" in name:
-            value[:, channels] = rng.uniform(1, 2, (len(value), 1)) * sizes
-        elif "norm" in name:
-            value[:] = (
-                20 if quantized else 200
-            )  # makes up for what the norm leaves of the other channels beside the few large ones
-        elif "o_proj" in name or "down_proj" in name:
-            value[channels] = 0
-        elif quantized:
-            value[:, :64] = np.abs(value[:, :64])
-            value[:, channels] = 0
-        else:
-            value[:, channels] = 0.5
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path

@@ -16,8 +16,9 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.format.adapters import DeviceClass
 from nearfar.kernels.buckets import Buckets
-from tests.support.architectures import Case, checkpoint, prompt, reference
+from tests.support.architectures import checkpoint, prompt, reference
 from tests.support.backends import executor, greedy, kv_dtype, require
+from tests.support.cases import Case
 
 Array = npt.NDArray[Any]
 

@@ -18,7 +18,8 @@ from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from nearfar.errors import BuildError
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import CASES, checkpoint
+from tests.support.cases import Case
 
 BITS = (2, 3, 4, 5, 6, 8)
 MEASURED = {"llama-plain", "llama-tied", "gemma2-plain", "gemma4_text-shared"}

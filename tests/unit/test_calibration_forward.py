@@ -9,7 +9,8 @@ import pytest
 
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.step import ops
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import CASES, checkpoint
+from tests.support.cases import Case
 from tests.support.step_reference import StepReference
 
 

@@ -18,7 +18,8 @@ from nearfar.build.pipeline import build
 from nearfar.build.source import Source, open_source
 from nearfar.errors import CheckpointError
 from tests.support import packed, speaking
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import CASES, checkpoint
+from tests.support.cases import Case
 from tests.support.commands import nearfar
 from tests.support.packed_formats import FORMATS
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from nearfar.step.reading import read_model
-from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES, checkpoint, prompt, reference
+from tests.support.cases import Case
 from tests.support.step_reference import Array, StepReference, load_tensors
 
 TOLERANCE = 1e-4  # as a share of the largest logit: both sides sum in float32, but in another order

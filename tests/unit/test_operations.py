@@ -11,10 +11,9 @@ import pytest
 
 from nearfar.kernels import jobs
 from nearfar.kernels.jobs import GraphJob, Job, SamplerJob
-from nearfar.step import ops
+from nearfar.step import operation, ops
 from nearfar.step.model import KvCache
-from nearfar.step.ops import (
-    OPS,
+from nearfar.step.operation import (
     Activation,
     Op,
     caches_of,
@@ -24,6 +23,7 @@ from nearfar.step.ops import (
     reads,
     weights_of,
 )
+from nearfar.step.ops import OPS
 from nearfar.step.params import Param, TensorPiece
 from nearfar.step.shapes import Shapes
 
@@ -88,7 +88,7 @@ def test_what_an_operation_names_is_told_by_its_fields() -> None:
     for kind in OPS.values():
         hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
-            hint, told = hints[field.name], ops._role(hints[field.name])
+            hint, told = hints[field.name], operation._role(hints[field.name])
             plain = [each for each in (hint, *typing.get_args(hint)) if each is str]
             assert field.name == "out" or not plain or told, (
                 f"{kind.__name__}.{field.name} is text without a role"

@@ -20,7 +20,7 @@ from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.kernels.program import Plan
 from nearfar.kernels.quantized import Matrix, Part
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.gpu import variant

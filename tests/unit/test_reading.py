@@ -20,7 +20,8 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.models import architecture
 from nearfar.step.ops import Norm
 from nearfar.step.reading import FLAT, read_model
-from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
+from tests.support.architectures import CASES, checkpoint, prompt, reference
+from tests.support.cases import Case
 from tests.support.step_reference import StepReference, load_tensors
 
 NESTED = [case for case in CASES if "text_config" in case.config]

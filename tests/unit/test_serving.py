@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.build.options import BuildOptions
+from nearfar.cli.progress import bytes_bar
 from nearfar.errors import CheckpointError, DeviceError, StoreError
 from nearfar.fallback_server.engines import vllm
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
-from nearfar.store import serving
+from nearfar.store import making, serving
 from nearfar.store.entries import Store, Wanted
 from nearfar.store.serving import Preferred, preferred, served
 
@@ -60,7 +62,7 @@ def look(given: str) -> None:
 
 def found(given: str, engine: str = "auto", prefers: Preferred = "torch") -> str:
     """`=` where it is opened as it is, "built" where it is built or fetched first."""
-    result = served(given, engine, lambda name: BUILT, prefers)
+    result = served(given, engine, lambda name, looked=False: BUILT, prefers)
     return "=" if result == given else result
 
 
@@ -86,6 +88,32 @@ def test_a_machine_prefers_vllm_on_a_gpu_and_the_artifact_on_a_cpu(
     assert found(given, prefers="vllm") == gpu_with_vllm
     assert found(given, prefers="torch") == gpu
     assert found(given, prefers="artifact") == cpu
+
+
+class Building(Exception):
+    """A build has begun."""
+
+
+@pytest.mark.parametrize("engine", ["auto", "artifact"])
+def test_a_checkpoint_is_looked_at_once_before_it_is_built(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    for module in (serving, making):
+        monkeypatch.setattr(
+            module, "first_look", lambda source, adapter=None: looks.append(Path(source).name)
+        )
+
+    def build(options: BuildOptions) -> None:
+        raise Building
+
+    def artifacts(given: str, /, *, looked: bool = False) -> Path:
+        runner = making.Runner(("cpu",), lambda: making.Best("cpu"))
+        return making.artifacts_at(given, runner, build, lambda text: None, bytes_bar, looked=looked)
+
+    with pytest.raises(Building):
+        served("plain", engine, artifacts)
+    assert looks == ["plain"]
 
 
 def test_what_a_machine_prefers_is_told_by_its_driver_and_vllms_program(
@@ -141,7 +169,7 @@ def test_without_torch_all_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_name_is_said_before_anything_is_loaded() -> None:
     for engine in ("auto", "torch"):
         with pytest.raises(StoreError, match="smolm2 is not a file or folder here, not in the store"):
-            served("smolm2", engine, lambda name: BUILT)
+            served("smolm2", engine, lambda name, looked=False: BUILT)
 
 
 def test_on_windows_the_torch_engine_is_refused_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +203,9 @@ def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
 
 def test_a_model_with_an_adapter_is_built(tmp_path: Path) -> None:
     for name in ("plain", "someone/model"):
-        assert served(name, "auto", lambda given: BUILT / given, adapter="mine") == str(BUILT / name)
+        assert served(name, "auto", lambda given, looked=False: BUILT / given, adapter="mine") == str(
+            BUILT / name
+        )
     for engine in ("torch", "upstream", "vllm"):
         with pytest.raises(StoreError, match=f"--adapter mine is merged by a build, and --engine {engine}"):
-            served("plain", engine, lambda given: BUILT, adapter="mine")
+            served("plain", engine, lambda given, looked=False: BUILT, adapter="mine")

@@ -14,7 +14,8 @@ from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import CASES, checkpoint
+from tests.support.cases import Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

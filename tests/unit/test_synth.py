@@ -16,7 +16,8 @@ from nearfar.cli import typer_app
 from nearfar.errors import BuildError
 from nearfar.step import ops
 from nearfar.step.reading import read_model
-from tests.support.architectures import CASES, Case, eager
+from tests.support.architectures import CASES, eager
+from tests.support.cases import Case
 
 SMALL = next(case for case in CASES if case.model_type == "llama")
 TEXT = {case.model_type: case for case in CASES if "text_config" not in case.config}

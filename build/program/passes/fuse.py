@@ -11,7 +11,7 @@ from tvm import relax
 from nearfar.build.program import operators
 from nearfar.build.program.operators import OpCall
 from nearfar.kernels.jobs import GraphJob, Linear, Norm
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 
 ACTIVATIONS: dict[str, Activation] = {
     "relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh", "relax.nn.gelu": "gelu_erf",

@@ -13,7 +13,7 @@ from operator import add, mul
 
 import mlx.core as mx
 
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 
 LARGEST = 65504.0
 """The largest float16."""

@@ -27,7 +27,8 @@ from nearfar.edge_runtime.executors.planned import check_pages, place
 from nearfar.errors import ArtifactError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
-from nearfar.step.ops import Attend, Conv, Op, caches_of
+from nearfar.step.operation import Op, caches_of
+from nearfar.step.ops import Attend, Conv
 
 CLEAR_AFTER = 256
 """Rows after which MLX's buffer cache is cleared: each length leaves some buffers of a new size."""

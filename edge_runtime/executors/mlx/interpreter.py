@@ -15,7 +15,8 @@ from nearfar.edge_runtime.executors.mlx.calls import Made, Run, whole
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.operations import OPERATIONS
 from nearfar.edge_runtime.executors.mlx.reading import Product, Reading, Weights
-from nearfar.step.ops import Attend, Logits, Op, RopeAppend, caches_of, reads
+from nearfar.step.operation import Op, caches_of, reads
+from nearfar.step.ops import Attend, Logits, RopeAppend
 from nearfar.step.shapes import CacheShape
 
 

@@ -16,6 +16,7 @@ from nearfar.edge_runtime.executors.mlx.delta import Gated, gated_delta
 from nearfar.edge_runtime.executors.mlx.reading import Reading
 from nearfar.edge_runtime.executors.mlx.stacks import Pairs
 from nearfar.step import ops
+from nearfar.step.operation import Op
 
 
 def embed(r: Reading, op: ops.Embed) -> Value:
@@ -185,7 +186,7 @@ def embedding(r: Reading, op: ops.Embedding) -> Value:
     return (r.whole(op.x),)
 
 
-OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
+OPERATIONS: Mapping[type[Op], Callable[[Reading, Any], Value]] = {
     ops.Embed: embed,
     ops.Norm: norm,
     ops.Linear: linear,
@@ -204,7 +205,7 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Logits: logits,
     ops.Embedding: embedding,
 }
-REFUSED: Mapping[type[ops.Op], str] = {ops.Ssm: "has no state space"}
+REFUSED: Mapping[type[Op], str] = {ops.Ssm: "has no state space"}
 """Operations without a function; a build refuses models that have them."""
 
 

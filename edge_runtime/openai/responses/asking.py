@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nearfar.edge_runtime.openai.parameters import SAMPLING
+
 Record = dict[str, Any]
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
@@ -19,9 +21,14 @@ TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 LOGPROBS = "message.output_text.logprobs"
 """The one value of `include` that changes an answer."""
 SHARED = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "chat_template_kwargs",
-)  # fmt: skip
+    *SAMPLING,
+    "stop",
+    "stream",
+    "parallel_tool_calls",
+    "priority",
+    "cache_salt",
+    "chat_template_kwargs",
+)
 """Fields with the same name in a chat completion."""
 
 

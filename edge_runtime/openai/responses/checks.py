@@ -8,45 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, TypedDict
+from typing import Any
 
-from nearfar.edge_runtime.openai.context import ContextPolicy
+from nearfar.edge_runtime.openai.parameters import TurnParams
 from nearfar.edge_runtime.openai.responses.asking import ITEMS
 from nearfar.errors import RequestError
 from nearfar.suggestions import advised
 
 
-class ResponseParams(TypedDict, total=False):
+class ResponseParams(TurnParams, total=False):
     """Parameters of a response. None means the default.
 
     `include`, `metadata`, `service_tier`, `prompt_cache_key`, `prompt_cache_retention`, `safety_identifier`,
     `user` and `max_tool_calls` change nothing but `include` with message.output_text.logprobs.
-    `context_policy`, `chat_template_kwargs` and the sampling parameters are those of chat completions.
     """
 
-    model: str | None
     instructions: str | None
     previous_response_id: str | None
     store: bool | None
     max_output_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    seed: int | None
-    stop: str | Seq[str] | None
-    tools: Seq[Mapping[str, Any]] | None
-    tool_choice: str | Mapping[str, Any] | None
-    parallel_tool_calls: bool | None
     text: Mapping[str, Any] | None
     reasoning: Mapping[str, Any] | None
-    top_logprobs: int | None
     include: Seq[str] | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    context_policy: ContextPolicy | None
     truncation: str | None
     background: bool | None
     metadata: Mapping[str, str] | None
@@ -54,7 +37,6 @@ class ResponseParams(TypedDict, total=False):
     prompt_cache_key: str | None
     prompt_cache_retention: str | None
     safety_identifier: str | None
-    user: str | None
     max_tool_calls: int | None
 
 

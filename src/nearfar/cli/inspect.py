@@ -27,7 +27,8 @@ from nearfar.format.buffers import KV, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
 from nearfar.format.sampling import SamplingDefaults
-from nearfar.step.ops import Attend, looked_up_in, weights_of
+from nearfar.step.operation import looked_up_in, weights_of
+from nearfar.step.ops import Attend
 
 CONTEXTS = (1024, 4096, 8192, 32768)
 LIBRARIES = {"mlx": "MLX", "onnx": "ONNX Runtime"}

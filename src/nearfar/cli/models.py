@@ -70,13 +70,15 @@ Name = Annotated[
 ]
 
 
-def artifacts_of(given: str, device: str, *, chats: bool = False, adapter: str | None = None) -> Path:
+def artifacts_of(
+    given: str, device: str, *, chats: bool = False, adapter: str | None = None, looked: bool = False
+) -> Path:
     """The folder of a model's artifacts, which are built for `device` (as in --device) if they do not exist.
     `chats`: models without a chat template are refused before the build. `adapter`: the LoRA adapter that is
-    merged into the model.
+    merged into the model. `looked`: `first_look` has accepted the checkpoint already.
     """
     console, runner = Console(stderr=True), replace(for_device(device), chats=chats)
-    return artifacts_at(given, runner, building(console), telling(console), bytes_bar, adapter)
+    return artifacts_at(given, runner, building(console), telling(console), bytes_bar, adapter, looked)
 
 
 def kept(given: str) -> Path:

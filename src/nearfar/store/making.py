@@ -90,10 +90,16 @@ def _of_machine(kind: str, which: str | None) -> Best:
 
 
 def artifacts_at(
-    given: str, runner: Runner, build: Build, tell: Tell, bar: Bar, adapter: str | None = None
+    given: str,
+    runner: Runner,
+    build: Build,
+    tell: Tell,
+    bar: Bar,
+    adapter: str | None = None,
+    looked: bool = False,
 ) -> Path:
     """The folder of a path's or a name's artifacts; a model of the store is built for the runner if it has no
-    suitable one.
+    suitable one. `looked`: `first_look` has accepted the checkpoint already.
     """
     path = Path(given).expanduser()
     if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
@@ -107,14 +113,22 @@ def artifacts_at(
         find_artifacts(path)  # find_artifacts reports what is missing
         return path
     store = Store()
-    entry = made(store, wanted_of(given, store, Asked(adapter=adapter)), runner, build, tell, bar)
+    entry = made(store, wanted_of(given, store, Asked(adapter=adapter)), runner, build, tell, bar, looked)
     entry.touch()
     return entry.folder
 
 
-def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Entry:
+def made(
+    store: Store,
+    wanted: Wanted,
+    runner: Runner,
+    build: Build,
+    tell: Tell,
+    bar: Bar,
+    looked: bool = False,
+) -> Entry:
     """The entry with an artifact for the runner. It is built where there is none, or its checkpoint has
-    changed; downloaded where its source is a URL.
+    changed; downloaded where its source is a URL. `looked`: `first_look` has accepted the checkpoint already.
     """
     fetched = is_url(wanted.source)
     if fetched:  # another process built these artifacts; any of them will do
@@ -125,7 +139,8 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     if fetched:
         tell(f"Fetching {wanted.name} (one time) …")
     else:
-        first_look(wanted.source, adapter=wanted.adapter)
+        if not looked:
+            first_look(wanted.source, adapter=wanted.adapter)
         if runner.chats:
             check_chats(wanted.source)
         tell(f"Building {wanted.name} (one time) …")

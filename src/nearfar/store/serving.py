@@ -5,10 +5,10 @@ for PyTorch and URLs of other servers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from nearfar.build.adapters import adapter_at
 from nearfar.build.first_look import config_at, first_look
@@ -31,16 +31,23 @@ versions. A build keeps the codes; transformers needs a library for each kind, a
 """
 
 
+class Artifacts(Protocol):
+    """Finds the folder of a model's artifacts, which it builds or downloads if necessary. `looked`:
+    `first_look` has accepted the checkpoint already.
+    """
+
+    def __call__(self, given: str, /, *, looked: bool = False) -> Path: ...
+
+
 def served(
     given: str,
     engine: str,
-    artifacts: Callable[[str], Path],
+    artifacts: Artifacts,
     prefers: Preferred = "artifact",
     adapter: str | None = None,
 ) -> str:
-    """The path, hub id or URL that an engine opens. `artifacts` gives the folder of an artifact, which it
-    builds or downloads if necessary. `adapter`: the LoRA adapter that the build merges; no other engine than
-    that of artifacts opens a model with one. Raises StoreError for an unknown name.
+    """The path, hub id or URL that an engine opens. `adapter`: the LoRA adapter that the build merges; no
+    other engine than that of artifacts opens a model with one. Raises StoreError for an unknown name.
 
     With `engine` auto, a model of the store is served as an artifact, and so are checkpoints that
     transformers does not read (GGUF, MLX, MLC, quantized weights), or that PyTorch does not compute here
@@ -64,22 +71,13 @@ def served(
     if engine == "artifact":
         return str(artifacts(given))
     path = Path(given).expanduser()
-    if path.exists():
-        if not holds_artifacts(path):
-            as_it_is = _by_vllm(path) if prefers == "vllm" else _for_transformers(path)
-            if not as_it_is or (prefers == "artifact" and _builds(given)):
-                return str(artifacts(given))
-            _writes_text(str(path))
+    if path.exists() and holds_artifacts(path):
         return str(path)
-    store = Store()
-    wanted = wanted_of(given, store)
-    as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    as_it_is = as_it_is and _repository(given)
-    if as_it_is and prefers == "vllm":
-        _writes_text(given)
-        return given
-    by_torch = as_it_is and _torch_is_there() and _torch_runs(given)
-    return str(artifacts(given)) if not by_torch or (prefers == "artifact" and _builds(given)) else given
+    as_it_is = _opens_as_it_is(given, path, prefers)
+    builds = as_it_is and prefers == "artifact" and _builds(given)
+    if builds or not as_it_is:
+        return str(artifacts(given, looked=builds))
+    return str(path) if path.exists() else given
 
 
 def preferred(command: str) -> Preferred:
@@ -89,6 +87,26 @@ def preferred(command: str) -> Preferred:
     if not CARD.exists():
         return "artifact"
     return "vllm" if vllm_is_there(command) else "torch"
+
+
+def _opens_as_it_is(given: str, path: Path, prefers: Preferred) -> bool:
+    """Whether vLLM, if this machine `prefers` it, or PyTorch opens a checkpoint as it is. Raises
+    CheckpointError for one that writes no text, before a server listens for it.
+    """
+    if path.exists():
+        fits = _by_vllm(path) if prefers == "vllm" else _for_transformers(path)
+        if fits:
+            _writes_text(str(path))
+        return fits
+    store = Store()
+    wanted = wanted_of(given, store)
+    built = wanted.source != given or wanted.quant is not None or store.of(wanted) is not None
+    if built or not _repository(given):
+        return False
+    if prefers == "vllm":
+        _writes_text(given)
+        return True
+    return _torch_is_there() and _torch_runs(given)
 
 
 def _builds(given: str) -> bool:
@@ -109,9 +127,7 @@ def _by_vllm(path: Path) -> bool:
 
 
 def _writes_text(source: str) -> Mapping[str, Any]:
-    """The config of a checkpoint. Raises CheckpointError for a model that writes no text, before a server
-    listens for it.
-    """
+    """The config of a checkpoint. Raises CheckpointError for a model that writes no text."""
     config = config_at(source) or {}
     check_writes_text(config, source)
     return config

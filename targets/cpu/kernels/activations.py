@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.step.ops import Activation
+from nearfar.step.operation import Activation
 from nearfar.targets.cpu.kernels import vec as v
 
 Expr = Any

@@ -5,6 +5,7 @@
 
 import { DeviceError, throwIfAborted } from "../protocol/errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest, ChatMessage } from "../protocol/openai.js";
+import { SAMPLING } from "../protocol/sampling.js";
 import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import type { Feature } from "./types.js";
@@ -60,18 +61,10 @@ const ASK_SECONDS = 0.5;
 
 /** The parameters of a request that an engine takes. */
 const TAKEN = [
+  ...SAMPLING,
   "max_tokens",
   "max_completion_tokens",
-  "temperature",
-  "top_p",
-  "top_k",
-  "min_p",
-  "repetition_penalty",
-  "presence_penalty",
-  "frequency_penalty",
   "logit_bias",
-  "seed",
-  "stop",
   "ignore_eos",
   "logprobs",
   "top_logprobs",
