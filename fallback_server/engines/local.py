@@ -52,7 +52,7 @@ class TextOptions:
     """How text is handled. `reasoning`: "auto" (as the chat template shows), "off", or the two marks as
     "BEGIN,END".
 
-    `template_timeout`: seconds that rendering and tokenizing may take for one request.
+    `template_timeout`: seconds of processor time that rendering and tokenizing may take for one request.
     """
 
     reasoning: str = "auto"

@@ -1,6 +1,4 @@
-"""Raw bytes to a real server: whatever comes, it answers or closes, logs one clean line, and works
-afterwards.
-"""
+"""Raw bytes sent to a real server: it answers or closes, logs one clean line, and works afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ http = httpx.Client()  # making one reads the certificates
 
 
 class Lines(logging.Handler):
-    """What a terminal would get."""
+    """Collects the lines that a terminal would get."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, log: Lines) -> Iterator[Run
 
 
 def exchange(server: RunningServer, request: bytes) -> bytes:
-    """All that comes back until the server closes, which it must do in time."""
+    """Send a request; gives everything that comes until the server closes, which it must do in time."""
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
         got = b""
         try:

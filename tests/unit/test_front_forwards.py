@@ -1,4 +1,4 @@
-"""Requests that a front forwards as they are, to servers that list their paths."""
+"""Requests that a front forwards unchanged, to servers that list their paths."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_sound_is_forwarded_with_the_model_renamed(front: Front) -> None:
     with server({"/v1/audio/transcriptions": []}, reply("200 OK", {"text": "hi"})) as cloud:
         client = front(cloud, ("ours",))
         files = {"file": ("a.wav", b"\x00\xff" * 99)}
-        # The stand-in reads JSON only, so that it fails: what matters here is that a wrong form goes nowhere.
+        # The stand-in reads only JSON, so it fails: the test is that a wrong form is not forwarded.
         wrong = client.post("/v1/audio/transcriptions", files=files, data={"model": "other"})
         assert wrong.status_code == 404
         assert client.post("/v1/audio/transcriptions", files=files).status_code == 400

@@ -1,4 +1,4 @@
-"""/v1/decisions by OpenAI's official client at its defaults, and /v1/score: probabilities of labels."""
+"""/v1/decisions through OpenAI's official client at its defaults, and /v1/score: probabilities of labels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def post(server: RunningServer, path: str, body: Any, key: str = "a") -> httpx.R
 
 
 def sums(server: RunningServer, prompt: str, labels: list[str]) -> list[float]:
-    """What the engine itself says; the tokenizer has a token a byte."""
+    """The engine's own results; the tokenizer has one token for each byte."""
     backend = server.app.state.service.engine.backend
     assert isinstance(backend, ArtifactBackend)
     codec = server.app.state.service.engine.codec

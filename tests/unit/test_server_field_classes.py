@@ -1,4 +1,4 @@
-"""The table of request fields (docs/server-fields.md) says what the server does with each field."""
+"""The table of request fields (docs/server-fields.md) states correctly how the server handles each field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = {"type": "object", "properties": {}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 ODD = [[{}]]
-"""A value that no typed field takes."""
+"""A value that no typed field accepts."""
 
 PAIRS = [
     (names, {"items": None, "labels": None, **dict.fromkeys(names, "Hello")})
@@ -120,15 +120,17 @@ CASES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"model": "another", "prompt": "Bye"},
     "/api/show": {"model": "another", "name": ({"model": None}, "another")},
 }  # fmt: skip
-"""For each followed field a value that changes the answer, if necessary with the fields that it needs."""
+"""For each field that is followed, a value that changes the answer, if necessary with other fields that it
+needs.
+"""
 SHOWN = ("", "stream_options.", "text.", "options.", "output_config.")
 HOLDERS = ("reasoning", "stream_options", "best_of")
-"""Objects of which all fields have another class, and a field that must repeat another."""
+"""Objects of which all fields have another class, and a field that must repeat another one."""
 """The places whose fields the cases cover; tests of each API cover messages, tools and formats."""
 
 
 class Noting(EchoEngine):
-    """Keeps the last request that reached it."""
+    """Keeps the last request that reached the engine."""
 
     asked: EngineRequest | None = None
 
@@ -154,7 +156,7 @@ def send(http: TestClient, path: str, body: dict[str, Any]) -> httpx.Response:
 
 
 def seen(http: TestClient, engine: Noting, path: str, body: dict[str, Any]) -> tuple[Any, int, str]:
-    """What reached the engine, and the answer without ids and times."""
+    """The request that reached the engine, and the answer without ids and times."""
     engine.asked = None
     made = send(http, path, body)
     text = re.sub(
