@@ -97,6 +97,7 @@ def __getattr__(name):
 
 CONFTEST = '''
 """Stand-ins for vLLM's modules, and the model of the tests."""
+import base64
 import importlib.abc
 import importlib.machinery
 import os
@@ -106,6 +107,7 @@ from unittest.mock import MagicMock
 import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
+sys.modules.setdefault("pybase64", base64)
 TOKENIZER = os.environ["TESTED_TOKENIZER"]
 
 

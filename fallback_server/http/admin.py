@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter
 
 from nearfar.fallback_server.http.calls import Service
-from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.errors import DESCRIBED, ApiError
 from nearfar.fallback_server.http.keys import KeyStore
 
 
 def router(service: Service, keys: KeyStore | None) -> APIRouter:
     """Make the router of the endpoints under /admin."""
-    api = APIRouter(prefix="/admin")
+    api = APIRouter(prefix="/admin", responses=DESCRIBED)
 
     @api.get("/stats", response_model=None)
     async def stats() -> dict[str, Any]:

@@ -39,6 +39,7 @@ from nearfar.fallback_server.http.middleware import (
     Hosts,
     Paths,
     RequestIds,
+    Rests,
     Sizes,
     Targets,
 )
@@ -110,6 +111,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
     app.add_middleware(Paths, paths=(*errors.PATHS, *(NATIVE if engine.passes_on else ())))
+    app.add_middleware(Rests, limits=options.limits)
     app.add_middleware(RequestIds)
     app.add_middleware(Targets)
     return app

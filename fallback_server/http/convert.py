@@ -195,7 +195,8 @@ def as_it_came(given: dict[str, Any], body: Common | EmbeddingRequest) -> dict[s
         only = next((one for one in field.metadata if isinstance(one, Only)), None)
         if only is not None and name in made and only.idle(made[name]):
             del made[name]
-    if isinstance(messages := made.get("messages"), list):
+    # The request model has checked `messages` where that is a field of it; elsewhere they are anything.
+    if "messages" in type(body).model_fields and isinstance(messages := made.get("messages"), list):
         made["messages"] = [
             {name: value for name, value in message.items() if value is not None} for message in messages
         ]

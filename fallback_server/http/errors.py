@@ -27,6 +27,11 @@ log = logging.getLogger(__name__)
 
 _UNREAD = (408, 413, 431)
 """Statuses after which the rest of the request's body may still come; nobody reads it."""
+DESCRIBED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request was refused; the message says why."},
+    "5XX": {"description": "The server or an upstream failed, or is not ready."},
+}
+"""The errors of every path, as the OpenAPI description lists them."""
 OLLAMA = "/api/"
 """Prefix of the paths of Ollama's API."""
 MESSAGES = "/v1/messages"

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from nearfar.fallback_server.http import convert
+from nearfar.fallback_server.http import convert, errors
 from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, ignored, passes_on
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.passing import Passing
@@ -69,4 +69,5 @@ def json_router(
     """
     teller = None if strict_fields or passes_on else Teller()
     settings = {"max_depth": max_depth, "teller": teller, "passes_on": passes_on, "passing": passing}
-    return APIRouter(prefix=prefix, route_class=type("LimitedJsonRoute", (JsonRoute,), settings))
+    route = type("LimitedJsonRoute", (JsonRoute,), settings)
+    return APIRouter(prefix=prefix, route_class=route, responses=errors.DESCRIBED)

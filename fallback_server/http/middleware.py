@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -221,6 +222,48 @@ class Door:
             await self._app(scope, receive, send)
         finally:
             ticket.leave()
+
+
+class Rests:
+    """Reads the rest of a body before an answer that does not wait for it (413, 401). A connection that is
+    closed with unread bytes is reset, and most clients then lose the answer.
+
+    At most LARGEST times the largest body is read, for at most SECONDS.
+    """
+
+    LARGEST, SECONDS = 4, 5.0
+
+    def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
+        self._app, self._most = app, self.LARGEST * limits.body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        # With Expect: 100-continue a client waits for the answer before it sends.
+        if "expect" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
+            await self._app(scope, receive, send)
+            return
+        more = True
+
+        async def noted() -> Message:
+            nonlocal more
+            message = await receive()
+            more = message.get("more_body", False)
+            return message
+
+        async def discard() -> None:
+            size = 0
+            while more and size <= self._most:
+                size += len((await noted()).get("body", b""))
+
+        async def answer(message: Message) -> None:
+            if more and message["type"] == "http.response.start":
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(discard(), self.SECONDS)
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        await self._app(scope, noted, answer)
 
 
 class Sizes:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from nearfar.fallback_server.http.calls import Service
+from nearfar.fallback_server.http.errors import DESCRIBED
 from nearfar.fallback_server.http.keys import KeyStore
 
 READY_SECONDS = 7.0
@@ -17,7 +18,7 @@ READY_SECONDS = 7.0
 
 def router(service: Service, keys: KeyStore | None) -> APIRouter:
     """Make the router. On a server with keys, only an admin's key gets addresses."""
-    api = APIRouter()
+    api = APIRouter(responses=DESCRIBED)
 
     @api.get("/", response_model=None)
     async def root() -> dict[str, Any]:

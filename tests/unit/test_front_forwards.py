@@ -18,7 +18,7 @@ from nearfar.remote.chunks import ShapeError
 from nearfar.remote.forms import read_form
 from nearfar.remote.openapi import listed_paths
 from nearfar.remote.server import NATIVE
-from tests.support.clouds import STREAM, Cloud, Json, described, listing, reply
+from tests.support.clouds import STREAM, Cloud, Json, chatting, described, listing, reply
 from tests.support.fronts import opened_fronts
 
 SALTED = ["model", "input", "cache_salt", "priority"]
@@ -189,14 +189,29 @@ def test_sound_is_forwarded_with_the_model_renamed(front: Front) -> None:
     found = read_form(data, "multipart/form-data; boundary=x")
     assert found.model == "ours"
     assert found.renamed("theirs").data == form(b"theirs")
-    with server({"/v1/audio/transcriptions": []}, reply("200 OK", {"text": "hi"})) as cloud:
+    heard = {"text": "hi", "usage": {"type": "duration", "seconds": 1}}
+    with server({"/v1/audio/transcriptions": []}, reply("200 OK", heard)) as cloud:
         client = front(cloud, ("ours",))
+        kind = {"Content-Type": "multipart/form-data; boundary=x"}
+        answered = client.post("/v1/audio/transcriptions", content=data, headers=kind)
+        assert (answered.status_code, answered.json()) == (200, heard)
+        assert cloud.posts("/v1/audio/transcriptions") == [{"form": form(b"m")}]  # all bytes of the sound
         files = {"file": ("a.wav", b"\x00\xff" * 99)}
-        # The stand-in reads only JSON, so it fails: the test is that a wrong form is not forwarded.
         wrong = client.post("/v1/audio/transcriptions", files=files, data={"model": "other"})
         assert wrong.status_code == 404
         assert client.post("/v1/audio/transcriptions", files=files).status_code == 400
         assert client.post("/v1/audio/transcriptions", json={"model": "ours"}).status_code == 400
+
+
+def test_a_server_without_a_description_is_asked_for_chats_alone(front: Front) -> None:
+    with Cloud(chatting("Hi.")) as cloud:
+        client = front(cloud)
+        body = {"model": "m", "input": "Hi", "store": False}
+        answered = client.post("/v1/responses", json=body)
+        assert answered.json()["output"][0]["content"][0]["text"] == "Hi."
+        data = {"Content-Type": "multipart/form-data; boundary=x"}
+        assert client.post("/v1/audio/transcriptions", content=form(b"m"), headers=data).status_code == 404
+        assert {path for path, _ in cloud.asked} <= {"/v1/models", "/openapi.json", "/v1/chat/completions"}
 
 
 TWICE = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nother\r\n'

@@ -266,3 +266,17 @@ def test_a_tenants_priority_reaches_a_server_that_takes_it(
         assert client.post(CHAT, json=chat(), headers=headers).status_code == 200
         assert client.post(CHAT, json=chat(priority=4), headers=headers).status_code == 403
     assert cloud.posts(CHAT)[0].get("priority") == sent
+
+
+def test_a_field_that_only_the_server_knows_has_any_value_under_the_name_of_another_paths_field(
+    front: Front,
+) -> None:
+    vector = {"data": [{"index": 0, "embedding": [1.0]}], "usage": {"prompt_tokens": 1}}
+
+    def embedding(_: Json) -> Iterator[bytes]:
+        yield reply("200 OK", vector)
+
+    with Cloud(chatting(embeddings=embedding)) as cloud:
+        body = {"model": "m", "input": "Hi", "messages": [None, [1]]}
+        assert front(cloud).post("/v1/embeddings", json=body).status_code == 200
+        assert cloud.posts("/v1/embeddings")[0]["messages"] == [None, [1]]

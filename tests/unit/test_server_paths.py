@@ -4,7 +4,10 @@ another server.
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ from starlette.testclient import TestClient
 from nearfar.fallback_server.engines.base import ModelInfo
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
+from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.passing import FORMS
 from nearfar.remote.server import NATIVE
 from tests.support.bodies import BASES
 from tests.support.clouds import Cloud, described, listing, reply
 from tests.support.fronts import opened_fronts
+from tests.support.servers import RunningServer
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
 HERE = [path for path in BASES if path not in ("/v1/detokenize", "/api/show")]
@@ -123,3 +128,51 @@ def test_a_front_of_several_models_needs_a_name() -> None:
     refused = http.post("/v1/chat/completions", json=BASES["/v1/chat/completions"])
     assert refused.status_code == 400
     assert "this server has first, second: name one" in refused.text
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that takes bodies of 1 MiB."""
+    folder = tmp_path_factory.mktemp("small")
+    add_key(folder / "keys.toml", Key("alice", hashed("alice")))
+    options = AppOptions(ServerLimits(body_bytes=1 << 20), KeyStore(folder / "keys.toml"))
+
+    async def made() -> EchoEngine:
+        return EchoEngine()
+
+    server = RunningServer(made, options)
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "chunked", "status"), [("alice", False, 413), ("alice", True, 413), ("nobody", True, 401)]
+)
+def test_a_client_that_still_sends_gets_the_answer(
+    small: RunningServer, key: str, chunked: bool, status: int
+) -> None:
+    # http.client writes all before it reads, as many clients do: a reset would hide the answer.
+    http = HTTPConnection("127.0.0.1", small.port, timeout=30)
+    data = [b"x" * (1 << 16)] * 64
+    headers = {"x-api-key": key, "Content-Type": "application/json"}
+    if not chunked:
+        headers["Content-Length"] = str(64 << 16)
+    http.request("POST", "/v1/completions", iter(data), headers, encode_chunked=chunked)
+    answer = http.getresponse()
+    assert answer.status == status
+    assert json.loads(answer.read())["error"]["message"]
+    http.close()
+
+
+def test_a_client_that_sends_without_end_is_cut(small: RunningServer) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", small.port), 20) as connection:
+        connection.sendall(head)
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"x" * (64 << 20))
+
+
+def test_the_description_lists_errors_of_every_path() -> None:
+    for path, ways in create_app(EchoEngine()).openapi()["paths"].items():
+        for way, operation in ways.items():
+            assert {"4XX", "5XX"} <= operation["responses"].keys(), (way, path)
