@@ -17,12 +17,12 @@ import pytest
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
-from nearfar.build.weights.containers import open_checkpoint
-from nearfar.build.weights.packed import find_packed
+from nearfar.build.weights.opening import open_checkpoint
+from nearfar.build.weights.quantized import find_quantized
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.step.reading import read_model
-from tests.support.packed import CONFIG, answer, greedy, read_back, write
-from tests.support.packed_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
+from tests.support.quantized import CONFIG, answer, greedy, read_back, write
+from tests.support.quantized_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
 from tests.support.turns import share
 
 
@@ -62,22 +62,22 @@ def test_built_and_run(name: str, tmp_path: Path) -> None:
 def test_what_can_be_carried_is_known_before_it_is_asked(make: Callable[[], Made], tmp_path: Path) -> None:
     """`expected` is a question: it changes nothing of what a format says of its tensors."""
     checkpoint = open_checkpoint(str(make().write(tmp_path / "x")))
-    packed = find_packed(checkpoint)
-    assert packed is not None
-    before = dict(packed.tensors)
+    quantized = find_quantized(checkpoint)
+    assert quantized is not None
+    before = dict(quantized.tensors)
     params = read_model(checkpoint.config, checkpoint.entries).model.step.params
-    packed.expected({name: shape for param in params for name, shape in param.expected().items()})
-    assert packed.tensors == before
+    quantized.expected({name: shape for param in params for name, shape in param.expected().items()})
+    assert quantized.tensors == before
 
 
 def test_a_row_that_is_filled_up_is_requantized(tmp_path: Path) -> None:
     made = mlc(inner=200)
     source = open_source(BuildOptions(str(made.write(tmp_path / "x")), tmp_path))
     down = "model.layers.1.mlp.down_proj.weight"
-    assert source.packed is not None
+    assert source.quantized is not None
     assert down not in source.keeps
     assert "model.layers.1.mlp.up_proj.weight" in source.keeps
-    found = source.packed.weights(down, 0, len(made.floats[down]))
+    found = source.quantized.weights(down, 0, len(made.floats[down]))
     np.testing.assert_allclose(found, made.floats[down], rtol=2e-7, atol=1e-7)
 
 
@@ -135,9 +135,9 @@ def changed(made: Made, *path: str, to: object) -> Made:
 def carry_all(root: Path) -> None:
     """Open it and read some rows of each matrix."""
     source = open_source(BuildOptions(str(root), root / "out"))
-    assert source.packed is not None
+    assert source.quantized is not None
     for name in source.keeps:
-        source.packed.carry(name, 0, 4)
+        source.quantized.carry(name, 0, 4)
 
 
 GROUP = ("config_groups", "group_0")

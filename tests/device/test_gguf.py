@@ -12,7 +12,7 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.source import open_source
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import OLDEST, VERSION
@@ -22,8 +22,8 @@ from tests.support.architectures import CASES, checkpoint, prompt, reference
 from tests.support.backends import greedy as tokens_of
 from tests.support.cases import Case
 from tests.support.gguf_files import WIDE
-from tests.support.packed import CONFIG, answer, greedy, weights, write
 from tests.support.parity import SMALL, check_answers, last
+from tests.support.quantized import CONFIG, answer, greedy, weights, write
 from tests.support.step_reference import StepReference
 from tests.support.turns import share
 
@@ -110,10 +110,10 @@ def test_experts_in_mxfp4_keep_their_codes(tmp_path: Path) -> None:
         str(file), tmp_path / "out", ("cpu",), cpu_features=("native",), buckets=SMALL
     )  # fmt: skip
     source = open_source(options)
-    assert source.packed is not None
-    assert set(source.packed.tensors) == set(stands_for)
+    assert source.quantized is not None
+    assert set(source.quantized.tensors) == set(stands_for)
     for name, floats in stands_for.items():
-        np.testing.assert_array_equal(source.packed.weights(name, 3, 17), floats[3:17], err_msg=name)
+        np.testing.assert_array_equal(source.quantized.weights(name, 3, 17), floats[3:17], err_msg=name)
     held = stands_for | {
         name: source.checkpoint.read(name).astype(np.float32)
         for name in source.checkpoint.entries if name not in stands_for
@@ -153,10 +153,10 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
         assert stored == {"qkv": [(384, *wide), (128, *high)], "o": [(256, *wide)], "gate_up": [(512, *wide)],
                           "down": [(256, *high)]}  # fmt: skip
     if expected == "exact":
-        packed = open_source(BuildOptions(str(file), tmp_path)).packed
-        assert packed is not None
-        for name in packed.tensors:
-            np.testing.assert_array_equal(packed.weights(name, 5, 77), floats[name][5:77], err_msg=name)
+        quantized = open_source(BuildOptions(str(file), tmp_path)).quantized
+        assert quantized is not None
+        for name in quantized.tensors:
+            np.testing.assert_array_equal(quantized.weights(name, 5, 77), floats[name][5:77], err_msg=name)
 
 
 def rows_of(matrix: dict[str, Any]) -> list[tuple[int, int, int, Scales]]:

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
 from nearfar.format.manifest import Float
 from nearfar.format.scales import SYMMETRIC
 from nearfar.format.sizes import MAX_STEP

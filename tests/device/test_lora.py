@@ -133,14 +133,14 @@ def test_of_quantized_weights_those_that_an_adapter_changes_are_quantized_anew(t
     other = make(case("llama", "wide", **{**plain, "intermediate_size": 256}), tmp_path / "floats")
     adapter(other, of, tmp_path / "mine", target_modules=["q_proj"])
     source = open_source(BuildOptions(str(file), tmp_path / "out", adapter=str(tmp_path / "mine")))
-    assert source.packed is not None
+    assert source.quantized is not None
     name = "model.layers.0.self_attn.q_proj.weight"
     held = load_file(tmp_path / "mine" / "adapter_model.safetensors")
     a, b = (held[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{which}.weight"] for which in "AB")
     merged = floats[name] + np.float32(1.5) * (b @ a)
-    np.testing.assert_allclose(source.packed.weights(name, 3, 90), merged[3:90], atol=1e-6)
+    np.testing.assert_allclose(source.quantized.weights(name, 3, 90), merged[3:90], atol=1e-6)
     assert source.report.anew == {("Q8_0 with the adapter", "q8 in groups of 32"): 1}
-    assert set(source.packed.tensors) - source.keeps == {name}
+    assert set(source.quantized.tensors) - source.keeps == {name}
 
 
 def changed(folder: Path, **config: Any) -> Path:

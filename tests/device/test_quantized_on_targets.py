@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.targets import target_names
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.cli import build as cli
 from nearfar.cli import serve
 from nearfar.edge_runtime import Engine

@@ -11,7 +11,7 @@ import pytest
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.cli.inspect import read_tensors
 from tests.shared_data import shared_data
 from tests.support.commands import nearfar
@@ -32,12 +32,12 @@ def build(out: Path, *more: object) -> None:
 @cache
 def loss(out: Path) -> float:
     """Perplexity of an artifact's weights."""
-    packed = open_source(BuildOptions(str(out / "mlx"), out)).packed
-    assert packed is not None
+    quantized = open_source(BuildOptions(str(out / "mlx"), out)).quantized
+    assert quantized is not None
     plain = open_checkpoint(shared_data(*MODEL))
     model = transformers.AutoModelForCausalLM.from_pretrained(plain.path, dtype=torch.float32).eval()
     quality.with_weights(
-        model, {name: packed.weights(name, 0, plain.shapes[name][0]) for name in packed.tensors}
+        model, {name: quantized.weights(name, 0, plain.shapes[name][0]) for name in quantized.tensors}
     )
     return quality.perplexity(model, quality.windows(plain.path, shared_data("text", "heldout.txt"), 20))
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests.shared_data import shared_data
-from tests.support import commands, gguf_files, packed_formats
+from tests.support import commands, gguf_files, quantized_formats
 from tests.support.hub import Hub, hub
 from tests.support.turns import share
 
@@ -207,7 +207,7 @@ def test_of_a_path_too_what_is_there_will_do(home: Path, model: Path) -> None:
 
 
 def test_codes_of_a_checkpoint_are_made_anew_if_that_is_asked_for(tmp_path: Path) -> None:
-    checkpoint = packed_formats.FORMATS["awq"]().write(tmp_path / "quantized")
+    checkpoint = quantized_formats.FORMATS["awq"]().write(tmp_path / "quantized")
     pull = ("pull", checkpoint, "--target", "mlx")
     code, _, err = nearfar(tmp_path, *pull, "--quant", "q3")
     assert (code, "quantize them again with --requantize q3" in err) == (1, True), err
@@ -252,7 +252,7 @@ def test_the_server_takes_what_run_takes(
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     assert nearfar(tmp_path, "pull", model, "--target", "mlx")[0] == 0
     artifact = Path(listed(tmp_path)[0]["path"])
-    quantized = packed_formats.FORMATS["mlc"]().write(tmp_path / "mlc")
+    quantized = quantized_formats.FORMATS["mlc"]().write(tmp_path / "mlc")
     files = tmp_path / "files"
     files.mkdir()
     gguf_files.write(

@@ -24,7 +24,7 @@ from nearfar.errors import CheckpointError, NearfarError
 from nearfar.step.reading import read_model
 from tests.fuzz.effort import effort
 from tests.support import gguf_files
-from tests.support.packed import CONFIG, weights, write
+from tests.support.quantized import CONFIG, weights, write
 
 ABSURD = (0, 1, 2, 255, 2**31 - 1, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
 
@@ -65,8 +65,8 @@ def look(data: bytes) -> None:
             source = open_source(BuildOptions(str(file), Path(folder) / "out", targets=("mlx",)))
             for name in source.checkpoint.entries:
                 source.checkpoint.read(name, 1, 3)
-            for name in source.packed.tensors if source.packed else ():
-                source.packed.weights(name, 1, 3)
+            for name in source.quantized.tensors if source.quantized else ():
+                source.quantized.weights(name, 1, 3)
         except NearfarError:
             pass
 

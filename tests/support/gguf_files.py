@@ -81,7 +81,7 @@ def type_of(kind: str, name: str) -> str:
 
 def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
     """A new file of WIDE of a kind; and what its matrices stand for."""
-    from tests.support import packed
+    from tests.support import quantized
 
     stands_for: dict[str, Array] = {}
 
@@ -95,7 +95,7 @@ def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
         stands_for[name] = floats(rows, here)
         return rows, here
 
-    plain = packed.write(folder / "plain", WIDE, packed.weights(WIDE))
+    plain = quantized.write(folder / "plain", WIDE, quantized.weights(WIDE))
     return write(plain, folder / "model.gguf", store), stands_for
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.planned import check_pages, place
+from nearfar.edge_runtime.executors.planned import check_pages, put
 from nearfar.format.buffers import of_cache, page_table
 from nearfar.format.sampler import BOUND, COLDEST
 from nearfar.step.reading import read_model
@@ -73,9 +73,7 @@ class NumpyExecutor:
         self.closed = False
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
-        target = self.buffers[buffer]
-        start = place(buffer, target.shape, target.dtype, data, row, column)
-        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
+        put(self.buffers[buffer], buffer, data, row, column)
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         snapshot = self.buffers[buffer][:rows].copy()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.edge_runtime.grammars import key_of
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendEvent, Sampling, TokenRequest
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit
 from nearfar.fallback_server.torch_engine.options import TorchOptions
@@ -67,7 +67,7 @@ class Rig:
             self.engine.handle(Learn(key, self.compile()(request.grammar).serialize_json()))
         self.engine.handle(Submit(request, key))
 
-    def events(self, request_id: str) -> list[TokenEvent]:
+    def events(self, request_id: str) -> list[BackendEvent]:
         """What has been said of a request; raises what it was refused with."""
         found = []
         for message in self.said:
@@ -77,7 +77,7 @@ class Rig:
                 raise RequestError(message.message, message.param)
         return found
 
-    def run(self, requests: Sequence[TokenRequest]) -> list[list[TokenEvent]]:
+    def run(self, requests: Sequence[TokenRequest]) -> list[list[BackendEvent]]:
         """All events of these requests, begun together."""
         for request in requests:
             self.submit(request)

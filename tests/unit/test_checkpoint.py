@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.checks import check_finite, check_tensors
-from nearfar.build.weights.containers import open_checkpoint
-from nearfar.build.weights.packed.contract import Wanted
+from nearfar.build.weights.opening import open_checkpoint
+from nearfar.build.weights.quantized.contract import Wanted
 from nearfar.checkpoint_files import INDEX
 from nearfar.errors import CheckpointError
 from nearfar.store.naming import mark_of

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.hub import download
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.checkpoint_files import INDEX, SINGLE, weight_files
 from nearfar.errors import CheckpointError, NearfarError
 from nearfar.fallback_server.engines.opening import LOOKED_AT, EngineOptions, _fetched, open_engine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.errors import CheckpointError
 from tests.shared_data import shared_data
 from tests.support.late import late

@@ -14,8 +14,8 @@ from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
 from nearfar.build.weights.gguf.header import read_header
 from nearfar.build.weights.gguf.tokenizer import read_tokenizer
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
-from nearfar.build.weights.packed.gguf_grids import TABLES
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
+from nearfar.build.weights.quantized.gguf_grids import TABLES
 from nearfar.errors import CheckpointError
 from scripts.freeze_grids import frozen
 from tests.shared_data import shared_data

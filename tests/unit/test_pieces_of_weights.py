@@ -17,7 +17,7 @@ from nearfar.build.weights.stream import WeightStream
 from nearfar.step import decoder
 from nearfar.step.decoder import Attention
 from nearfar.step.params import Param, RotaryOrder, TensorPiece
-from tests.support import packed, tiny
+from tests.support import quantized, tiny
 
 ROWS = 24
 ORDER = RotaryOrder(4, 2, interleaved=True)
@@ -69,7 +69,7 @@ def joined(path: Path, by_turns: bool) -> Path:
         gate_up = (plain[f"{at}.mlp.{part}_proj.weight"] for part in ("gate", "up"))
         out[f"{at}.mlp.gate_up_proj.weight"] = np.concatenate(list(gate_up))
         out[f"{at}.mlp.down_proj.weight"] = plain[f"{at}.mlp.down_proj.weight"]
-    return packed.write(path, CONFIG, out)
+    return quantized.write(path, CONFIG, out)
 
 
 def qkv_by_turns(a: Attention, source: str, q: int, kv: int) -> list[TensorPiece]:

@@ -25,6 +25,7 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import (
+    BackendEvent,
     BackendInfo,
     BackendStats,
     EmbedRequest,
@@ -32,7 +33,6 @@ from nearfar.fallback_server.backend import (
     RunningProgram,
     Sampling,
     ScoreRequest,
-    TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
@@ -67,11 +67,11 @@ class Scripted:
         self._error = error
         self.requests: list[TokenRequest] = []
 
-    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: TokenRequest) -> AsyncIterator[BackendEvent]:
         self.requests.append(request)
         return self._events(request)
 
-    async def _events(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+    async def _events(self, request: TokenRequest) -> AsyncIterator[BackendEvent]:
         prompt = None
         if request.prompt_logprobs is not None:
             prompt = (
@@ -80,13 +80,13 @@ class Scripted:
             )
         for token in self._tokens:
             await asyncio.sleep(0)
-            yield TokenEvent(
+            yield BackendEvent(
                 token, None, -0.25 if request.logprobs is not None else None, (), prompt, 3 if prompt else 0
             )
             prompt = None
         if self._error is not None:
             raise self._error
-        yield TokenEvent(257, "stop")
+        yield BackendEvent(257, "stop")
 
     async def cancel(self, request_id: str) -> None:
         raise NotImplementedError

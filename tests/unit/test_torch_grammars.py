@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nearfar.edge_runtime.grammars import Grammar, Kept
+from nearfar.edge_runtime.grammars import BoundedCache, Grammar
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenRequest
 from nearfar.fallback_server.grammars import TokenConstraint
@@ -142,7 +142,7 @@ async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(
         others = [len(encode(message)) for message in sent if not isinstance(message, Learn)]
         assert max(others) < 2048
         # With no room, each grammar that comes drops another; a grammar that comes again is sent again.
-        monkeypatch.setattr(backend, "_learnt", Kept(1))
+        monkeypatch.setattr(backend, "_learnt", BoundedCache(1))
         sent.clear()
         other = Grammar("regex", "[a-f]{4}")
         for number, grammar in enumerate((DIGITS, other, DIGITS)):
@@ -169,7 +169,7 @@ async def test_the_compiler_runs_before_it_is_asked_for(checkpoint: Path) -> Non
 
 
 def test_what_is_kept_is_bounded_by_bytes() -> None:
-    kept: Kept[str, int] = Kept(100)
+    kept: BoundedCache[str, int] = BoundedCache(100)
     assert kept.put("a", 1, 40) == []
     assert kept.put("b", 2, 40) == []
     assert kept.get("a") == 1  # `a` was used, so `b` is dropped first

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
 from nearfar.format.scales import ALL, PAIRS
 from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.jobs import Embed

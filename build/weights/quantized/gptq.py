@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint, Stored
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.packed.contract import Shape, Wanted, scheme_for
-from nearfar.build.weights.packed.settings import matrices_of, settings_of
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
+from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.errors import CheckpointError
 from nearfar.kernels.codes import unpack_codes
 from nearfar.step.config import ConfigReader
@@ -28,7 +28,7 @@ ALIGNED = 32  # the number of outputs whose zeros fill whole words at any number
 
 
 class Gptq(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "GPTQ"
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights.packed.affine import Affine
 from nearfar.build.weights.quantize import F32
+from nearfar.build.weights.quantized.affine import Affine
 
 Bytes = npt.NDArray[Any]
 """Arrays of unsigned integers; shifts lose the dtype in NumPy's annotations."""

@@ -144,17 +144,17 @@ def read_back(path: Path, expected: Mapping[str, Array]) -> tuple[dict[str, Arra
     """What our reader says that the quantized matrices are: as floats, and as carried over (those that
     are).
     """
-    packed = open_source(BuildOptions(str(path), path / "out")).packed
-    assert packed is not None
+    quantized = open_source(BuildOptions(str(path), path / "out")).quantized
+    assert quantized is not None
     floats, carried = {}, {}
-    for name, scheme in packed.tensors.items():
+    for name, scheme in quantized.tensors.items():
         n = len(expected[name])
         cuts = [0, n // 3 + 1, n]  # the cuts are not multiples of a word
         pieces = list(itertools.pairwise(cuts))
-        floats[name] = np.concatenate([packed.weights(name, *piece) for piece in pieces])
+        floats[name] = np.concatenate([quantized.weights(name, *piece) for piece in pieces])
         if scheme is not None:
             k = floats[name].shape[1]
-            rows = [packed.carry(name, *piece).rows for piece in pieces]
+            rows = [quantized.carry(name, *piece).rows for piece in pieces]
             carried[name] = np.concatenate(
                 [
                     dequantize(part.widened(part.bits, scheme.group_size, k), scheme.group_size)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, whole
-from nearfar.build.weights.packed.contract import Wanted, scheme_for
-from nearfar.build.weights.packed.settings import matrices_of, settings_of
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, whole
+from nearfar.build.weights.quantized.contract import Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.step.config import ConfigReader
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -20,7 +20,7 @@ BITS, IN_WORD = 4, 8
 
 
 class Awq(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "AWQ"
 

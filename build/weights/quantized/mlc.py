@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of
-from nearfar.build.weights.packed.contract import Wanted, scheme_for
-from nearfar.build.weights.packed.settings import matrices_of, settings_of
 from nearfar.build.weights.quantize import F32
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of
+from nearfar.build.weights.quantized.contract import Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 
@@ -37,7 +37,7 @@ KINDS |= {name: Kind(3, 40) for name in ("q3f16_1",)}
 
 
 class Mlc(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "MLC"
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from nearfar import strict_json
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.packed.contract import Shape, Wanted, scheme_for
-from nearfar.build.weights.packed.settings import settings_of
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
+from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
 
@@ -45,7 +45,7 @@ class State:
 
 
 class BitsAndBytes(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "bitsandbytes"
 

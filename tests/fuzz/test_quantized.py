@@ -20,8 +20,8 @@ from nearfar.build.weights.mlc_directory import listed_entries
 from nearfar.errors import NearfarError
 from tests.fuzz.effort import effort
 from tests.fuzz.mutate import mutants
-from tests.support.packed import Array
-from tests.support.packed_formats import FORMATS, Made
+from tests.support.quantized import Array
+from tests.support.quantized_formats import FORMATS, Made
 
 KEYS = (
     "quant_method", "bits", "group_size", "version", "checkpoint_format", "dynamic", "format",
@@ -46,16 +46,16 @@ def _look(made: Made) -> None:
     try:
         root = made.write(folder / "model")
         source = open_source(BuildOptions(str(root), folder / "out", targets=("mlx",)))
-        if source.packed is None:
+        if source.quantized is None:
             return
         for param in source.params:
             for tensor, n in param.tensors.items():
-                if tensor not in source.packed.tensors:
+                if tensor not in source.quantized.tensors:
                     continue
-                assert source.packed.weights(tensor, 1, n).shape == (n - 1, param.k)
+                assert source.quantized.weights(tensor, 1, n).shape == (n - 1, param.k)
                 if tensor in source.keeps:
                     matrix = source.matrices[param.name]
-                    rows = source.packed.carry(tensor, 1, n).rows
+                    rows = source.quantized.carry(tensor, 1, n).rows
                     assert rows.codes.shape == (n - 1, param.k)
                     if matrix.quantized:
                         assert rows.widened(matrix.bits, matrix.group, param.k).codes.max() < 2**matrix.bits

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.support.packed import (
+from tests.support.quantized import (
     CONFIG,
     Array,
     Integers,
