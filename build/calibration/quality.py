@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nearfar.build.calibration.allocation import allocated
+from nearfar.build.calibration.chosen import LEAST
 from nearfar.build.calibration.solve import solve
 from nearfar.build.calibration.text import MOST_WINDOWS, CalibrationText
 from nearfar.build.options import QUALITIES, BuildOptions, Quality
@@ -72,6 +73,18 @@ def _check_size(options: BuildOptions) -> None:
         raise BuildError(f"--bits must be between {min(BITS)} and {max(BITS) + 1}, not {options.bits:g}")
 
 
+def _experts(options: BuildOptions, solved: Solved) -> str:
+    """What was done with the matrices of experts, as the end of a sentence; empty where there are none."""
+    if not solved.experts:
+        return ""
+    method = f"; experts: {METHODS['good']}" if options.quality == "best" else ""
+    few = (
+        f"; {solved.seldom:,} of {solved.experts:,} matrices of experts with equal weights, since fewer than "
+        f"{LEAST} tokens of the text choose them"
+    )
+    return method + (few if solved.seldom else "")
+
+
 def refined(
     options: BuildOptions,
     source: Source,
@@ -98,5 +111,5 @@ def refined(
     solved = solve(
         source, options.quality, seen, lambda done, total: progress("calibrating and quantizing", done, total)
     )
-    source.report.method = f"{METHODS[options.quality]}; {seen.description}"
+    source.report.method = f"{METHODS[options.quality]}; {seen.description}{_experts(options, solved)}"
     return source, solved

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.calibration.arithmetic import Array
+from nearfar.build.calibration.chosen import Chosen, shares
 from nearfar.build.calibration.forward import Forward, Stretch, Watch, stretches
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.options import Quality
@@ -22,7 +23,7 @@ from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, st
 from nearfar.build.weights.second_order import F64, Curvature, quantize_second_order
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import read_rows
-from nearfar.step.operation import multiplied_by
+from nearfar.step.operation import chosen_from, multiplied_by
 from nearfar.step.params import Param
 
 ROWS = 8192
@@ -101,14 +102,25 @@ def solve(
     whole = quality == "best"
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
-        run = partial(forward.watch if whole else forward.advance, stretch, FloatWeights(source))
+        chosen, stacks = Chosen(), _stacks(stretch, source)
+        choose = chosen.add if stacks else None
+        run = partial(
+            forward.watch if whole else forward.advance, stretch, FloatWeights(source), choose=choose
+        )
         moments = moments_of(run, stretch, source, whole)
         for param in (param for param in source.params if param.name in moments):
             _store(solved, source, param, moments[param.name])
+        for param in (param for param in source.params if param.name in stacks):
+            _store_experts(solved, source, param, chosen)
         if whole and index < len(parts) - 1:
             forward.advance(stretch, FloatWeights(source, solved))
     advance(len(parts), len(parts))
     return solved
+
+
+def _stacks(stretch: Stretch, source: Source) -> set[str]:
+    """The quantized matrices of experts in a stretch."""
+    return {name for op in stretch.ops for name in chosen_from(op) if source.matrices[name].quantized}
 
 
 def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, whole: bool) -> dict[str, F64]:
@@ -147,4 +159,23 @@ def _store(solved: Solved, source: Source, param: Param, moments: F64) -> None:
                 if curvature is None
                 else quantize_second_order(weight, scheme, name, curvature)
             )
+        solved.put(name, stack(pieces))
+
+
+def _store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen) -> None:
+    """Quantize the matrices of a stack, each by the squares of what the tokens that chose it give it, with
+    equal weights where these are few; with all qualities, since the moments of pairs would take gigabytes.
+    """
+    matrix = source.matrices[param.name]
+    scheme = Scheme(matrix.bits, matrix.group)
+    for expert in range(param.stack):
+        solved.experts += 1
+        solved.seldom += chosen.importance(param.name, expert) is None
+    for name in (name for name in param.tensors if name not in solved):
+        pieces = []
+        for expert, first, last in shares(param, name):
+            importance = chosen.importance(param.name, expert)
+            for start in range(first, last, ROWS):
+                weight = rows_of(source, name, start, min(last, start + ROWS))
+                pieces.append(quantize(weight, scheme, name, importance))
         solved.put(name, stack(pieces))

@@ -158,8 +158,7 @@ class ChildPool:
                     "simpler"
                 ) from None
             raise RequestError(
-                f"the {spec.what} failed: its process ended, most likely for want of memory; make "
-                "it simpler"
+                f"the {spec.what} failed: its process ended, most likely for want of memory; make it simpler"
             ) from None
 
 

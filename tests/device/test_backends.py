@@ -1,4 +1,6 @@
-"""What every executor must do, on real models. Absent devices are skipped by name."""
+"""The requirements that every executor must meet, tested on real models. Absent devices are skipped
+by name.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ from tests.support.numpy_executor import sample_row
 from tests.support.turns import paired, share
 
 TOLERANCE = {"f32": 1e-3, "f16": 0.15}
-# cpu rounds the inputs of quantized matrices to 16-bit integers: 2.5e-3 measured over 700 positions, logits
-# up to 17.
+# cpu rounds the inputs of quantized matrices to 16-bit integers: a difference of 2.5e-3 was measured over 700
+# positions, with logits up to 17.
 QUANTIZED_TOLERANCE = 5e-3
 CACHE_TOLERANCE = 2e-2
-"""Where keys and values are rounded to float16, by a part in 4,096 of numbers up to 25."""
+"""Tolerance where keys and values are rounded to float16: by one part in 4,096 for numbers up to 25."""
 BORDERS = (
     1,
     2,
@@ -99,7 +101,7 @@ def lengths_of(backend: str) -> Sequence[int]:
 
 
 def text(name: str = "heldout.txt", skip: int = 0) -> str:
-    """Running text to make prompts from."""
+    """Running text, from which prompts are made."""
     return shared_data("text", name).read_text(encoding="utf-8")[skip : skip + 6000]
 
 
@@ -378,6 +380,6 @@ def test_greedy_and_logprobs_do_what_the_reference_does(lab: Lab, backend: str) 
 
 
 def _restore(engine: Engine) -> None:
-    """The sampler's buffers as the engine left them."""
+    """Restore the sampler's buffers to the content that the engine left."""
     for write in engine.asynchronous.core._builder.initial():
         executor(engine).write(write.buffer, write.data, write.row)

@@ -1,6 +1,4 @@
-"""What models say in a real headless Chromium, behind the real `nearfar web`, equals what they say
-elsewhere.
-"""
+"""Models in a real headless Chromium, behind the real `nearfar web`, give the same texts as elsewhere."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,14 +26,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def stories(built: Built) -> Iterator[str]:
-    """The address of stories260K."""
+    """The address at which stories260K is served."""
     with serve(built("stories260K", "none")) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def classics(built: Built) -> Iterator[str]:
-    """The address of classics-7M at q4."""
+    """The address at which classics-7M is served at q4."""
     with serve(built("classics-7M", "q4")) as address:
         yield address
 

@@ -1,4 +1,4 @@
-"""The chat page by keyboard alone and as a screen reader hears it, in a real headless Chromium."""
+"""The chat page by keyboard alone and with a screen reader, in a real headless Chromium."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,7 +57,7 @@ def focus(page: Page) -> str:
 
 
 def tab_to(page: Page, wanted: str | Callable[[str], bool], key: str = "Tab") -> None:
-    """Press the key until the focus is where it should be, as a person would."""
+    """Press the key until the focus is on the wanted element, as a person would."""
     seen = []
     for _ in range(60):
         page.tab.keyboard.press(key)
@@ -87,7 +87,9 @@ def with_cloud(chromium: Any, address: str, **options: Any) -> Page:
 
 
 def with_slow_cloud(chromium: Any, address: str, **options: Any) -> Page:
-    """A page whose cloud never answers: on a busy machine one of the toy's ends between two keys."""
+    """A page whose cloud never answers: on a busy machine an answer of the toy ends between two key
+    presses.
+    """
     page, _ = cloud_page(chromium, address, **options)
 
     def hang(route: Any) -> None:
@@ -112,7 +114,9 @@ def test_the_first_key_skips_to_the_prompt(chromium: Any, address: str) -> None:
 
 
 def test_sending_and_stopping_keep_the_focus(chromium: Any, address: str) -> None:
-    """By Enter the focus stays in the box; by the buttons it goes from one to the next, never nowhere."""
+    """After Enter the focus stays in the box; after a click on a button it moves to the next button, and is
+    never lost.
+    """
     page = with_slow_cloud(chromium, address)
     page.tab.keyboard.type("Tell me")
     page.tab.keyboard.press("Enter")
@@ -151,7 +155,7 @@ def test_an_answer_is_said_once_when_it_is_whole(chromium: Any, address: str) ->
     whole = "Three things One bold word. py print(1) one two"
     assert [text for text in heard if "Three" in text] == [whole]
     assert "Writing an answer" in heard
-    # A chat that is opened is not read out either.
+    # A screen reader does not read out a chat that is opened.
     page.tab.evaluate("window.heard = []")
     page.tab.reload()
     page.wait("idle")

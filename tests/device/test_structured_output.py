@@ -1,4 +1,4 @@
-"""Answers that match their schema, whatever a real model would rather say, on every device."""
+"""Answers of real models match their schema on every device, whatever the models prefer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASK = [{"role": "user", "content": "Which book do you like best?"}]
 
 SEEDS = range(3)
 ASKED = paired(BACKENDS, SEEDS)
-"""Backends and seeds."""
+"""Pairs of a backend and a seed."""
 
 
 @pytest.mark.parametrize(("backend", "seed"), ASKED, indirect=["backend"])

@@ -1,5 +1,5 @@
-"""A step of the torch engine that fails ends its process, and with it the cache: what is answered
-afterwards was computed again.
+"""A failed step of the torch engine ends its process, and with it the cache: later answers are computed
+again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if "nearfar.fallback_server.torch_engine.worker" in sys.orig_argv:
 
 
 class Injected(Exception):
-    """Raised by the model."""
+    """The error that the model raises."""
 
 
 SHARED = tuple(range(40, 90))

@@ -1,4 +1,4 @@
-"""`nearfar serve` as a process: what it prints, answers, refuses, and how it ends."""
+"""`nearfar serve` as a process: its output, answers, rejections, and how it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.artifacts import Built
 from tests.support.proxy import Proxy
 
 PATIENCE = 240
-"""Seconds after which a test has failed that waits for a process or an answer, on a busy machine too."""
+"""Seconds after which a test that waits for a process or an answer fails, also on a busy machine."""
 
 
 class Process:
@@ -43,7 +43,7 @@ class Process:
         self.url = found[1]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal; the exit status."""
+        """Send a signal; gives the exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE)
 

@@ -1,4 +1,4 @@
-"""From a model's name to an answer: what is not built is built into the store, once."""
+"""From a model's name to an answer: a model that is not built yet is built into the store, once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GREEDY = ("--raw", "--temperature", "0", "--max-tokens", "40", "--device", "mlx"
 
 
 def start(home: Path, *args: object, **environment: str) -> subprocess.Popen[str]:
-    """A command with a store of its own; mlx compiles nothing."""
+    """Start a command with a store of its own, for mlx, which compiles nothing."""
     command = [sys.executable, "-m", "nearfar", *map(str, args)]
     settings = {**os.environ, "NEARFAR_HOME": str(home / "home"), **environment}
     pipe = subprocess.PIPE
@@ -36,7 +36,9 @@ def start(home: Path, *args: object, **environment: str) -> subprocess.Popen[str
 
 
 def nearfar(home: Path, *args: object, **environment: str) -> tuple[int, str, str]:
-    """Exit code, output and errors: in this process, unless there are settings that are read at imports."""
+    """Exit code, output and errors of a command: run in this process, unless there are settings that are read
+    at import.
+    """
     if not environment:
         here = commands.nearfar(*args, NEARFAR_HOME=str(home / "home"))
         return here.returncode, here.stdout, " ".join(here.stderr.split())
@@ -46,7 +48,7 @@ def nearfar(home: Path, *args: object, **environment: str) -> tuple[int, str, st
 
 
 def client(server: Hub, home: Path) -> dict[str, str]:
-    """The settings that send the hub's own client to a server."""
+    """Settings that direct the hub's own client to a server."""
     return {
         "HF_ENDPOINT": server.url,
         "HF_HOME": str(home / "hub"),
@@ -55,7 +57,7 @@ def client(server: Hub, home: Path) -> dict[str, str]:
 
 
 class Servers:
-    """`nearfar serve` one after the other in one process, which begins once."""
+    """Runs `nearfar serve` several times, one after the other, in a process that is started once."""
 
     CODE = (
         "import json, sys\n"
@@ -76,7 +78,9 @@ class Servers:
 
     @contextmanager
     def serving(self, *arguments: object) -> Iterator[str]:
-        """The address of a server with these arguments, which is told to end afterwards, and ends well."""
+        """Run a server with these arguments and give its address; afterwards it is told to end, and must end
+        well.
+        """
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -117,7 +121,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A store with one model, which two commands wanted at the same time."""
+    """A store with one model, which two commands requested at the same time."""
     root = tmp_path_factory.mktemp("store")
     both = [start(root, "run", model, *GREEDY, "") for _ in range(2)]
     done = [one.communicate(timeout=300) for one in both]
@@ -194,7 +198,7 @@ def test_a_checkpoint_that_changed_is_built_anew(home: Path, tmp_path: Path, mod
 
 
 def test_of_a_path_too_what_is_there_will_do(home: Path, model: Path) -> None:
-    """However it was built, where nothing is said of it."""
+    """However the model was built, it is used if no options are given."""
     pull = ("pull", model, "--target", "mlx")
     code, _, err = nearfar(home, *pull, "--quant", "q8")
     assert (code, "Next: nearfar run stories:q8" in err) == (0, True), err
@@ -248,7 +252,7 @@ def test_one_of_the_hub_by_its_id(tmp_path: Path, model: Path) -> None:
 def test_the_server_takes_what_run_takes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind of name, to an answer; what has to be built is built into the store."""
+    """Each kind of name leads to an answer; models that must be built are built into the store."""
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     assert nearfar(tmp_path, "pull", model, "--target", "mlx")[0] == 0
     artifact = Path(listed(tmp_path)[0]["path"])

@@ -42,7 +42,7 @@ def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
 
 
 async def test_hostile_requests_beside_healthy_streams(rig: Rig) -> None:
-    """Each gets its own status, all at once, several rounds of healthy streams long."""
+    """Each request gets its own status, all at once, during several rounds of healthy streams."""
     async with healthy(rig) as http:
         wrong = await asyncio.gather(*(attack(http, name) for name in HOSTILE))
     assert [what for what in wrong if what] == []

@@ -1,6 +1,4 @@
-"""Parts of the server by themselves: child processes, the text engine over scripted tokens, priorities,
-traces.
-"""
+"""Single parts of the server: child processes, the text engine over scripted tokens, priorities, traces."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ TEXT_CHILD = "nearfar.fallback_server.sandbox.text_child"
 
 
 class Scripted:
-    """A backend that says what it is told; its prompts have log-probabilities."""
+    """A backend with scripted answers, whose prompts have log-probabilities."""
 
     def __init__(self, directory: Path, text: str, *, error: Exception | None = None) -> None:
         self.info = BackendInfo("scripted", 261, 500, (257,), 4, 1000)
@@ -447,7 +445,7 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
 
 
 def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> None:
-    """NaN and infinity were counted as a success, and then could not be written as JSON."""
+    """Before the fix NaN and infinity counted as success, and then could not be written as JSON."""
     shape = EmbeddingShape("m")
 
     def vectors(*given: list[float]) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""What arranges this suite: turns, groups of workers, measured times, budgets."""
+"""The plugins of this test suite: turns, groups of workers, measured times, budgets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_always(): pass
 
 @pytest.fixture(autouse=True)
 def settled(pytester: pytest.Pytester) -> None:
-    """pytest-asyncio warns where this is not set."""
+    """Set an option of pytest-asyncio, which warns without it."""
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
 
 
@@ -56,7 +56,7 @@ def product(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def chosen(pytester: pytest.Pytester, turn: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[str]:
-    """Node ids that a turn runs."""
+    """Node ids of the tests that run in a turn."""
     monkeypatch.setenv(turns.VARIABLE, turn)
     found = pytester.inline_run("--collect-only", "-q", "-p", "no:cacheprovider", *more).getcalls(
         "pytest_collection_finish"

@@ -1,4 +1,6 @@
-"""vLLM as a child of the server, with a stand-in that speaks its command line and HTTP."""
+"""vLLM as a child process of the server, with a stand-in that implements its command line and HTTP
+interface.
+"""
 
 from __future__ import annotations
 

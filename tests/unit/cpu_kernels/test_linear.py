@@ -31,7 +31,7 @@ def linear(m: int, matrix: Matrix, **options: Any) -> Linear:
 
 
 def tolerance(job: Linear) -> float:
-    """Activations of quantized matmuls have 16 bits, those of dense ones 24."""
+    """Activations of quantized matmuls have 16 bits, activations of dense ones 24."""
     return (2e-4 if job.matrix.quantized else 5e-6) * (3 if job.gate == "relu2" else 1)
 
 
@@ -141,7 +141,7 @@ def test_softcap_is_that_of_float32(jobs):
 
 @pytest.mark.parametrize(("bits", "group", "how"), [*STORED_AS, (3, 16, PAIRS), (6, 128, PAIRS)])
 def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bits, group, how):
-    """Scales behind the codes of a superblock cost two thirds of the speed of decode."""
+    """With scales after the codes of a superblock, decode would lose two thirds of its speed."""
     layout = Layout(Matrix(16, 512, bits, group, scales=how))
     codes = [
         begin + i

@@ -35,14 +35,14 @@ def jobs(tmp_path_factory):
 
 @pytest.mark.parametrize("job", EMBED, ids=lambda job: job.label)
 def test_embed(jobs, job):
-    """Exact but for the rounding of float32: the integers that were packed come back."""
+    """Results are exact within the rounding of float32: the packed integers come back."""
     inputs = inputs_of(job, np.random.default_rng(0))
     inputs["tokens"][: min(job.m, 4)] = [0, job.matrix.n - 1, 17, 16][: job.m]
     jobs.check(job, inputs, 3e-7)
 
 
 def test_padding_rows_of_an_embedding_are_finite(jobs):
-    """Whatever token stands there."""
+    """This holds for any token id in a row of padding."""
     job = EMBED[0]
     inputs = inputs_of(job, np.random.default_rng(0))
     inputs["tokens"][:4] = [5, -1, 2**31 - 1, job.matrix.n]

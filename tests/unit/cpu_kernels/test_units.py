@@ -1,4 +1,4 @@
-"""Vector units of the CPU target: those that this machine has compute the same bits."""
+"""The vector units of the CPU target that this machine has compute the same bits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def other(request, tmp_path_factory):
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
 def test_units_compute_the_same_bits(first, other, job):
-    """One packing serves them all, and sums go through the same partial sums."""
+    """All units use one packing, and add the same partial sums."""
     inputs = inputs_of(job, np.random.default_rng(7))
     np.testing.assert_array_equal(other.compute(job, inputs)["out"], first.compute(job, inputs)["out"])
 
