@@ -1,6 +1,6 @@
 """The kernels of all architectures' programs against NumPy, each distinct job by itself.
 
-The programs have about 290 distinct jobs in each precision, which run in turns: a run takes a twelfth of
+The programs have about 290 distinct jobs in each precision, which run in turns: a run takes a sixteenth of
 them, and at least one of each family (jobs that differ only in sizes).
 """
 
@@ -14,7 +14,7 @@ from tests.support.turns import in_turns
 
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
-PARTS = 12
+PARTS = 16
 KINDS = ("embed", "norm", "linear", "rope_append", "attention", "route", "experts", "conv", "delta", "ssm")
 
 

@@ -14,9 +14,10 @@ from nearfar.step import ops
 from tests.support.architectures import CASES, checkpoint
 from tests.support.cases import Case
 from tests.support.step_reference import StepReference
+from tests.support.turns import share
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", share(CASES, 2, lambda case: case.model_type), ids=str)
 def test_logits_are_those_of_the_reference(case: Case) -> None:
     reference = StepReference.of(checkpoint(case), case.context)
     rng = np.random.default_rng(0)
