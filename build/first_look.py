@@ -50,7 +50,7 @@ def first_look(
 
 def check_chats(source: str) -> None:
     """Raise RequestError for a checkpoint without a chat template, as far as its small files, or the header
-    of a local GGUF file, say. Of an adapter its model's files say it.
+    of a local GGUF file, say. For an adapter the files of its model decide.
     """
     source = pair_of(source, None).checkpoint
     path = Path(source).expanduser()
@@ -107,7 +107,7 @@ def _check_settings(folder: Path, config: dict[str, Any], context: int | None, e
     try:
         reading = read_model(config, (), context)
         check_unread(reading.config, reading.model_type)
-    except CheckpointError as error:  # of a model that others may compute
+    except CheckpointError as error:  # other programs may compute this model
         raise CheckpointError(f"{error}. {others_for(config)}") from error
     checkpoint = DirectoryCheckpoint(folder, folder.name, config, {})
     find_quantized(checkpoint)

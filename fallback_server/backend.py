@@ -35,7 +35,7 @@ class Sampling:
 
 
 GRAMMAR_SECONDS = 5.0
-"""Seconds that compiling one grammar may take, without the start of its process."""
+"""Seconds of processor time that compiling one grammar may take, without the start of its process."""
 
 
 @dataclass(frozen=True)

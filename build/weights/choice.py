@@ -94,7 +94,7 @@ def _codes(param: Param, quantized: Quantized, scheme: Scheme, keeps: Collection
 
     Tensors that are computed together are stored as floats where one of them is a float, which loses less
     than codes would. Otherwise each is stored in its own scheme; or, if the target has no matrices in pieces,
-    all are stored in the scheme that holds all their codes.
+    or none is lost by it (`held.widens`), all are stored in the scheme that holds all their codes.
     """
     floats = [name for name in param.tensors if name not in quantized.tensors]
     if len(floats) == len(param.tensors):
@@ -114,7 +114,8 @@ def _codes(param: Param, quantized: Quantized, scheme: Scheme, keeps: Collection
             there = ", ".join(map(str, held.groups))
             return _Codes(None, f"{quantized.kind(name)} has no finer codes in groups of {there}")
         found.append(made)
-    if held.pieces and len(set(found)) > 1 and _apart(param) and all(each.fits(param.k) for each in found):
+    apart = held.apart(each.scales for each in found) and _apart(param)
+    if apart and len(set(found)) > 1 and all(each.fits(param.k) for each in found):
         rows = tuple(zip(param.tensors.values(), found, strict=True))
         return _Codes(joint(found), keeps=frozenset(kept), rows=rows)
     return _Codes(joint(found), keeps=frozenset(kept))

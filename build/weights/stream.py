@@ -298,7 +298,7 @@ def read_rows(
     checkpoint: Checkpoint, piece: TensorPiece, param: Param, start: int = 0, stop: int | None = None
 ) -> Array:
     """Read rows [start, stop) of the tensor of a piece, as the parameter has them: [rows, k], or [rows] of a
-    vector. Of a tensor with several matrices all that have such rows are read.
+    vector. If the tensor holds several matrices, the rows of all of them are read.
     """
     if not piece.stack and not piece.transposed:
         return checkpoint.read(piece.tensor, start, stop)

@@ -46,7 +46,8 @@ class GrammarService:
         kept_bytes: int = 64 << 20,
     ) -> None:
         """`answers`: how the model marks its answers; None means as the directory shows. `timeout`: seconds
-        for one grammar, without the start of its process. `compiled_bytes`: the largest compiled grammar.
+        of processor time for one grammar, without the start of its process. `compiled_bytes`: the largest
+        compiled grammar.
         """
         settings = {
             "directory": str(directory),

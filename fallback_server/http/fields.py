@@ -157,7 +157,7 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-@dataclass(frozen=True, eq=False)  # generated equality would take (1,) for (True,)
+@dataclass(frozen=True, eq=False)  # with generated equality (1,) would equal (True,)
 class Only:
     """A field that takes only null and the values that have no effect. Others are rejected, not ignored.
     `instead`: the advice in the error message.

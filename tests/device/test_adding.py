@@ -46,7 +46,7 @@ KNOWN = (target_names, target_of, device_names)
 
 @contextmanager
 def installed(package: ModuleType, files: dict[str, str], folder: Path) -> Iterator[None]:
-    """Within it a package has these files as well, by their paths."""
+    """While the block runs, a package has these additional files, by their paths."""
     root = folder / package.__name__
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def test_the_target_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NEARFAR_KERNEL_CACHE", str(tmp_path / "kernels"))
     target, device = docs.page("docs/adding-a-target.md").fences("python")
     assert len([line for line in target.splitlines() if line]) <= 40
-    case = case_of("olmo2-plain")  # the layers of this case ask for norms by themselves
+    case = case_of("olmo2-plain")  # the layers of this case have norms of their own
     with (
         installed(nearfar.targets, {"plain/__init__.py": "", "plain/target.py": target}, tmp_path),
         installed(nearfar.edge_runtime.executors, {"plain/__init__.py": device}, tmp_path),

@@ -1,6 +1,4 @@
-"""Checkpoints that are quantized already, in every format: read as the format's own formula has it, built,
-run.
-"""
+"""Quantized checkpoints in every format: read according to the format's own formula, built, and run."""
 
 from __future__ import annotations
 
@@ -23,6 +21,7 @@ from nearfar.errors import BuildError, CheckpointError
 from nearfar.step.reading import read_model
 from tests.support.quantized import CONFIG, answer, greedy, read_back, write
 from tests.support.quantized_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
+from tests.support.turns import share
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -41,7 +40,7 @@ def test_weights_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
             assert np.abs(carried[tensor] - value).max() <= made.step * largest, tensor
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", share(RUN, 2))
 def test_built_and_run(name: str, tmp_path: Path) -> None:
     made = FORMATS[name]()
     root = made.write(tmp_path / name)
@@ -59,7 +58,7 @@ def test_built_and_run(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [*FORMATS.values(), lambda: mlc(inner=200)], ids=[*FORMATS, "mlc-filled"])
 def test_what_can_be_carried_is_known_before_it_is_asked(make: Callable[[], Made], tmp_path: Path) -> None:
-    """`expected` is a question: it changes nothing of what a format says of its tensors."""
+    """`expected` only reports: it does not change what a format says about its tensors."""
     checkpoint = open_checkpoint(str(make().write(tmp_path / "x")))
     quantized = find_quantized(checkpoint)
     assert quantized is not None
@@ -122,7 +121,7 @@ def test_a_group_that_there_is_not_is_named(tmp_path: Path) -> None:
 
 
 def changed(made: Made, *path: str, to: object) -> Made:
-    """With one setting changed."""
+    """The checkpoint with one setting changed."""
     config = copy.deepcopy(made.config)
     place = config["quantization_config"]
     for key in path[:-1]:
@@ -132,7 +131,7 @@ def changed(made: Made, *path: str, to: object) -> Made:
 
 
 def carry_all(root: Path) -> None:
-    """Open it and read some rows of each matrix."""
+    """Open the checkpoint and read some rows of each matrix."""
     source = open_source(BuildOptions(str(root), root / "out"))
     assert source.quantized is not None
     for name in source.keeps:

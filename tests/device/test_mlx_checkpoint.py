@@ -24,13 +24,13 @@ mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
 SAMPLE = ROOT / "examples" / "sample-model"
 PROMPT = "The fox"
 FEW: dict[str, Any] = {"cpu_features": ("native",), "buckets": Buckets((1, 16), (1,))}
-"""What programs for the CPU are built with: one with all sizes of steps takes 16 CPU seconds to compile, and
-there is one for each vector unit.
+"""Build options of programs for the CPU: one program with all sizes of steps takes 16 CPU seconds to compile,
+and there is one for each vector unit.
 """
 
 
 def convert(checkpoint: Path, out: Path, dtype: str, bits: int = 4, group: int = 64) -> Path:
-    """What `mlx_lm.convert -q` makes of a checkpoint."""
+    """Convert a checkpoint as `mlx_lm.convert -q` does."""
     mlx_lm.convert(str(checkpoint), str(out), quantize=True, q_bits=bits, q_group_size=group, dtype=dtype)
     return out
 
@@ -48,7 +48,7 @@ def built(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(root: Path) -> Any:
-    """transformers on the weights that the directory stands for."""
+    """transformers on the weights that the directory represents."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()

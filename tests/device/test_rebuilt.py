@@ -1,4 +1,4 @@
-"""An artifact that was built again where another lay is the one that runs, also in the same process."""
+"""An artifact that replaced another one at its path is the one that runs, also in the same process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ PROMPT, ANSWER = (72, 101, 108, 108, 111), 12
 
 
 def test_a_library_built_anew_at_its_place_is_loaded(tmp_path: Path) -> None:
-    """The loader of shared libraries gives, for a path that it knows, what it loaded from there before."""
+    """For a path that it knows, the loader of shared libraries returns the library that it loaded there
+    before.
+    """
     found = []
     for inner in (192, 96, 192):
         config = {**quantized.CONFIG, "intermediate_size": inner}

@@ -1,4 +1,4 @@
-"""`nearfar build --quality`: what a model loses by its quantization, on a text that it never saw."""
+"""`nearfar build --quality`: the loss by quantization on text that the calibration never saw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = ("models", "classics-1M")
 
 
 def build(out: Path, *more: object) -> None:
-    """For mlx, which compiles nothing."""
+    """Build for mlx, which compiles nothing."""
     done = nearfar("build", shared_data(*MODEL), "--target", "mlx", *more, "-o", out)
     assert done.returncode == 0, done.stderr
 
@@ -44,7 +44,7 @@ def loss(out: Path) -> float:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text of one's own, some 6,000 tokens."""
+    """A calibration text of the user, of about 6,000 tokens."""
     file = tmp_path_factory.mktemp("text") / "mine.txt"
     book = shared_data("text", "classics", "Kenneth Grahame", "The Wind in the Willows.md")
     file.write_text(book.read_text(encoding="utf-8")[:24_000], encoding="utf-8")
@@ -52,7 +52,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Makes:
-    """Artifacts by how they were asked for, each made once."""
+    """Artifacts by their options, each built once."""
 
     def __init__(self, root: Path, text: Path) -> None:
         self._root, self._text = root, text
@@ -69,7 +69,7 @@ class Makes:
 
 @pytest.fixture(scope="module")
 def makes(tmp_path_factory: pytest.TempPathFactory, own: Path) -> Makes:
-    """Calibrated with a text of one's own, unless "shipped" stands among the words."""
+    """Artifacts calibrated with the user's text, unless "shipped" is among the options."""
     return Makes(tmp_path_factory.mktemp("made"), own)
 
 
@@ -110,7 +110,7 @@ def test_few_bits_say_what_would_be_better(tmp_path: Path, asked: tuple[str, ...
 
 
 def test_bits_are_where_they_cost_least(makes: Makes) -> None:
-    """At the size of 3 bits in groups of 64, scales included; and below a size in bytes."""
+    """Tests the size of 3 bits in groups of 64, scales included, and a limit in bytes."""
     mixed = makes("--bits", 3.5, "--quality", "good")
     assert loss(mixed) < loss(makes(*GOOD))
     matrices = [m for m in quantization(mixed)["matrices"] if "reason" not in m]

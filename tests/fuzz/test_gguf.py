@@ -1,4 +1,4 @@
-"""GGUF files as they come from a hub: bytes of the header changed, cut, or lying."""
+"""Untrusted GGUF files: bytes of the header are changed, cut, or give wrong values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def whole() -> bytes:
 
 @functools.cache
 def header_bytes() -> int:
-    """Where the tensors begin."""
+    """The offset at which the tensors begin."""
     return min(tensor.entry.offset for tensor in parsed(whole()).tensors.values())
 
 
@@ -57,7 +57,7 @@ def parsed(data: bytes) -> Any:
 
 
 def look(data: bytes) -> None:
-    """Open it and read rows of everything: nothing but our own errors may come of it."""
+    """Open the file and read rows of everything; only our own errors may be raised."""
     with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
         file = Path(folder) / "x"
         file.write_bytes(data)
@@ -94,12 +94,12 @@ HEAD = b"GGUF" + struct.pack("<I", 3)
 
 
 def string(text: bytes, length: int | None = None) -> bytes:
-    """As GGUF has it."""
+    """A string in GGUF's format."""
     return struct.pack("<Q", len(text) if length is None else length) + text
 
 
 def tensor(name: bytes, extents: tuple[int, ...], kind: int, offset: int) -> bytes:
-    """An entry of the header."""
+    """A tensor's entry in the header."""
     sizes = struct.pack(f"<I{len(extents)}Q", len(extents), *extents)
     return string(name) + sizes + struct.pack("<IQ", kind, offset)
 

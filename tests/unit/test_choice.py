@@ -1,5 +1,5 @@
-"""What a target stores of a checkpoint that is quantized already: codes as they are where it has their
-groups, else finer ones that are as near to what the codes stand for as such codes can be.
+"""How a target stores the codes of a quantized checkpoint: unchanged where it has their groups, else as finer
+codes that are as near to the weights as such codes can be.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.quantized_formats import FORMATS, Made, compressed, gptq
 
 MLX = target_of("mlx").held
 BECOMES = {"Q2_K": (4, 32), "Q3_K": (5, 32), "Q6_K": (8, 32)}
-"""GGUF's types of groups of 16, and what they become where groups of 32 are the smallest."""
+"""GGUF's types with groups of 16, and their schemes where groups of 32 are the smallest."""
 
 
 class Rows:
-    """A writer that keeps what it gets of each tensor."""
+    """A writer that keeps the rows of each tensor."""
 
     def __init__(self) -> None:
         self.pieces: dict[str, list[Piece]] = {}
@@ -50,7 +50,7 @@ class Rows:
 
 
 def written(source: Source) -> dict[str, F32]:
-    """What the matrices' tensors stand for as they are stored."""
+    """The stored values of the matrices' tensors."""
     rows = Rows()
     stream = WeightStream(
         source.params, source.matrices, source.checkpoint, source.quantized, source.keeps, source.report
@@ -71,7 +71,7 @@ def opened(path: Path) -> Source:
 
 
 def nearest(weights: F32, bits: int, group: int) -> F32:
-    """Squared errors by group of rounding to the nearest of so many codes between its ends."""
+    """Squared error by group of rounding to the nearest of evenly spaced codes between the group's ends."""
     apart = weights.reshape(len(weights), -1, group)
     low = apart.min(2, keepdims=True).astype(np.float16).astype(np.float32)
     top = 2**bits - 1
@@ -82,7 +82,7 @@ def nearest(weights: F32, bits: int, group: int) -> F32:
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q6_K"])
 def test_what_is_made_anew_is_as_near_as_its_codes_allow(kind: str, tmp_path: Path) -> None:
-    """Measured: 0.18 of the type's own rounding for Q2_K, 0.23 for Q3_K, 0.25 for Q6_K."""
+    """Measured errors: 0.18 of the type's own rounding for Q2_K, 0.23 for Q3_K, 0.25 for Q6_K."""
     file, floats = mixed(tmp_path, kind)
     source = opened(file).held_by("mlx", MLX)
     bits, group = BECOMES[kind]
@@ -136,7 +136,7 @@ def test_what_a_target_holds_is_carried_over(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", MIXED)
 def test_of_tensors_that_are_stored_alike_each_keeps_what_it_can(kind: str, tmp_path: Path) -> None:
-    """q, k and v are one matrix: where v alone is in groups of 16, q and k keep their codes, widened."""
+    """q, k and v are one matrix: where only v is in groups of 16, q and k keep their codes, widened."""
     file, floats = mixed(tmp_path, kind)
     base = opened(file)
     source = base.held_by("mlx", MLX)
@@ -152,7 +152,7 @@ def test_of_tensors_that_are_stored_alike_each_keeps_what_it_can(kind: str, tmp_
 
 
 def test_scales_without_offsets_stay_so_where_tensors_are_computed_together(tmp_path: Path) -> None:
-    """A GPU stores q, k and v in one scheme: codes of more bits, whose code of 0 is another."""
+    """A GPU stores q, k and v in one scheme: codes of more bits, in which another code stands for 0."""
     file, floats = mixed(tmp_path, "Q5_0 and Q8_0")
     source = opened(file).held_by("webgpu", target_of("webgpu").held)
     assert {m.bits for m in source.matrices.values()} == {5, 8}

@@ -1,4 +1,4 @@
-"""Formats that no build takes are named, with what to take instead, before anything is read."""
+"""Unsupported formats are rejected by name, with an alternative, before anything is read."""
 
 from __future__ import annotations
 

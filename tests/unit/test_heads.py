@@ -1,5 +1,5 @@
-"""A head that config.json ties to the embedding, and that the checkpoint has all the same: a copy is left
-out, another one is the model's, as in transformers 5.
+"""A head in a checkpoint whose config.json ties the head to the embedding: a copy is left out, a different
+one is the model's head, as in transformers 5.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ def opened(path: Path) -> Source:
 
 
 def has_own(source: Source) -> bool:
-    """Whether the model has a head of its own, which is told."""
+    """Whether the model has a head of its own, about which there must be a note."""
     own = any(param.name == "lm_head" for param in source.params)
     assert any("lm_head" in note for note in source.notes) == own
     return own
 
 
 def with_head(tensors: dict[str, Any], differs: bool) -> dict[str, Any]:
-    """With a head that is a copy of the embedding, or differs from it at the end of the last row."""
+    """The tensors with a head that is a copy of the embedding, or differs from it at the end of the
+    last row.
+    """
     start = "language_model." if any(name.startswith("language_model.model.") for name in tensors) else ""
     out = {name: value for name, value in tensors.items() if HEAD not in name}
     for name in tensors:

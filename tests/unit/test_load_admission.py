@@ -1,4 +1,4 @@
-"""What a server takes on: limits count what is there, not what answers may become."""
+"""Which requests a server admits: limits count existing tokens, not the possible lengths of answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RICH = BackendEvent(7, None, -0.5, tuple(Logprob(n, -1.0) for n in range(20)))
 
 
 async def test_chats_without_a_bound_of_their_own_are_let_in_by_their_prompts(tmp_path: Path) -> None:
-    """Each cost the whole context once: the third was refused, though the engine had nothing to do."""
+    """When each counted the whole context, the third was rejected although the engine was idle."""
     engine = await tiny_engine(tmp_path, context=1024)
     admission = Admission(ServerLimits(tokens=2048))
     try:
@@ -103,7 +103,9 @@ def test_a_whole_answer_with_many_alternatives_does_not_keep_a_word_out(tmp_path
 
 
 async def test_an_answer_of_torch_that_is_whole_and_unread_can_still_be_ended() -> None:
-    """The answer's reader waited for ever: after the last event the stream took no error."""
+    """Before the fix the answer's reader waited for ever: after the last event the stream accepted
+    no error.
+    """
     backend: Any = SimpleNamespace(unread=Unread(most=100_000), forget=lambda stream: None)
     stream = TokenStream(backend, TokenRequest("a", (1,), 9))
     stream.put(RICH)

@@ -1,4 +1,4 @@
-"""Quantization: MLX's layout exactly, less error than min-max, extremes handled."""
+"""Quantization: exactly MLX's layout, a smaller error than min-max rounding, and extreme values."""
 
 import ml_dtypes
 import numpy as np

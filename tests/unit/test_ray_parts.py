@@ -1,4 +1,4 @@
-"""What the engines on Ray are made of, without Ray: going on with an answer, prefixes, batches, options."""
+"""Parts of the engines on Ray, without Ray: continuing an answer, prefixes, batches, options."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_prefixes_know_the_replica_with_the_longest_beginning() -> None:
 
 
 class Source:
-    """Events by hand, then an error or the end."""
+    """Events that the test supplies, then an error or the end."""
 
     def __init__(self) -> None:
         self.items: asyncio.Queue[BackendEvent | Exception | None] = asyncio.Queue()

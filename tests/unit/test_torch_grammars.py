@@ -1,4 +1,6 @@
-"""Grammars and scored prompts in the torch engine: a clock of their own, sent once, few logits at a time."""
+"""Grammars and scored prompts in the torch engine: grammars have a time limit of their own and are sent once;
+few logits are kept at a time.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def test_end_tokens_are_held_back_as_far_as_the_grammar_goes_on(
 
 
 def test_scored_prompts_keep_few_logits_at_a_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they are does not depend on how many are kept at once."""
+    """The results do not depend on the number of logits kept at once."""
     prompt = tuple(3 + (index * 7) % 200 for index in range(150))
     request = TokenRequest("scored", prompt, 1, GREEDY, logprobs=2, prompt_logprobs=2)
     whole = Rig(checkpoint).run([request])[0][0].prompt_logprobs

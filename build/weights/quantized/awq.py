@@ -1,7 +1,8 @@
 """AutoAWQ's checkpoints, in the layout of its `gemm` kernels: w = scale · (code - zero).
 
-`X.qweight` int32 [k, n/8]: a word holds eight outputs of one input, four bits each, from the lowest up those
-of ORDER; `X.qzeros` int32 [k/group, n/8], the same for zeros; `X.scales` [k/group, n].
+`X.qweight` int32 [k, n/8]: a word holds the codes of eight outputs for one input, four bits each, in the
+order of ORDER from the lowest bits up. `X.qzeros` int32 [k/group, n/8] holds zeros in the same way;
+`X.scales` is [k/group, n].
 """
 
 from __future__ import annotations

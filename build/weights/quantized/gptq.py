@@ -1,10 +1,10 @@
 """Reads checkpoints of AutoGPTQ and GPTQModel: w = scale · (code - zero).
 
-`X.qweight` int32 [k · bits/32, n]: down a column a stream of codes, the first in the lowest bits; `X.qzeros`
-int32 [groups, n · bits/32], the same along a row, with zero - 1 ("gptq") or zero ("gptq_v2"); `X.scales`
-[groups, n]; `X.g_idx` int32 [k], the group of each input. Where inputs were quantized in order of activation
-(`desc_act`) without static groups, a group's inputs are scattered: groups of consecutive inputs then cannot
-hold the codes.
+`X.qweight` int32 [k · bits/32, n]: a stream of codes down each column, the first in the lowest bits;
+`X.qzeros` int32 [groups, n · bits/32]: a stream along each row, of zero - 1 ("gptq") or zero ("gptq_v2");
+`X.scales` [groups, n]; `X.g_idx` int32 [k], the group of each input. Where inputs were quantized in order of
+activation (`desc_act`) without static groups, a group's inputs are scattered: groups of consecutive inputs
+then cannot hold the codes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""MLC LLM's group quantization, where it keeps rows (`_1`, `_2`): w = scale · (code - zero), of one zero.
+"""MLC LLM's group quantization in the layouts that keep rows (`_1`, `_2`): w = scale · (code - zero), with
+one zero for all weights.
 
-`X.q_weight` uint32 [n, words], along a row 32 // bits codes a word, the first in the lowest bits; `X.q_scale`
-[n, groups]. The last group of a row is filled up.
+`X.q_weight` uint32 [n, words]: each word holds 32 // bits codes of a row, the first in the lowest bits;
+`X.q_scale` [n, groups]. The last group of a row is padded.
 """
 
 from __future__ import annotations
