@@ -57,6 +57,10 @@ class Run(Protocol):
         """Positions, int [M]; below 0 for rows of padding."""
         ...
 
+    def choose(self, stack: str, expert: int, x: Array) -> None:
+        """Learn the inputs [rows, k] of one expert of a stack of matrices, before they are multiplied."""
+        ...
+
     def append(self, op: ops.RopeAppend, keys: Array, values: Array) -> None:
         """Keep keys and values [M, kv_heads, head_dim] of the rows."""
         ...
@@ -132,8 +136,10 @@ def conv(run: Run, op: ops.Conv) -> Array:
 def delta(run: Run, op: ops.Delta) -> Array:
     x, state = run.values[op.x], run.step.caches[op.state]
     keys, each = op.key_heads * state.depth, state.kv_heads // op.key_heads
+    heads = np.arange(op.key_heads)
+    held_by = np.tile(heads, each) if op.tiled else np.repeat(heads, each)
     q, k = (
-        np.repeat(unit(part.reshape(len(x), op.key_heads, -1), op.eps), each, 1)
+        unit(part.reshape(len(x), op.key_heads, -1), op.eps)[:, held_by]
         for part in (x[:, :keys], x[:, keys : 2 * keys])
     )
     q, v = q * x.dtype.type(state.depth**-0.5), x[:, 2 * keys :].reshape(len(x), state.kv_heads, -1)
@@ -232,7 +238,10 @@ def experts(run: Run, op: ops.Experts) -> Array:
     for expert in np.unique(chosen):
         rows, place = np.nonzero(chosen == expert)
         own = [None if bias is None else bias[expert] for bias in biases]
-        made = linear(hidden_values(op, linear(x[rows], first[expert], own[0])), last[expert], own[1])
+        run.choose(op.gate_up, int(expert), x[rows])
+        hidden = hidden_values(op, linear(x[rows], first[expert], own[0]))
+        run.choose(op.down, int(expert), hidden)
+        made = linear(hidden, last[expert], own[1])
         np.add.at(out, rows, made * weights[rows, place][:, None])
     return out
 

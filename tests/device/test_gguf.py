@@ -17,6 +17,7 @@ from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import OLDEST, VERSION
 from nearfar.format.scales import OF_GGUF, PAIRS, Scales
+from nearfar.step import ops
 from tests.support import gguf_files, tiny
 from tests.support.architectures import CASES, checkpoint, prompt, reference
 from tests.support.backends import greedy as tokens_of
@@ -40,6 +41,8 @@ READ = (
     "internlm3-plain", "iquestcoder-plain", "granitemoehybrid-mamba", "nemotron_h-plain", "falcon_h1-bare",
     "olmoe-plain", "mixtral-plain", "qwen2_moe-plain",
     "qwen3_moe-plain", "granitemoe-plain", "lfm2-plain", "lfm2_moe-plain", "gpt_oss-plain",
+    "qwen3_5_text-plain", "qwen3_5_text-odd", "qwen3_5_moe_text-plain", "qwen3_5_moe_text-odd",
+    "granitemoehybrid-experts", "granitemoehybrid-odd", "gemma4_text-experts",
 )  # fmt: skip
 """Cases whose files are read and computed in NumPy only: other tests run their lists on devices."""
 LIKE_GGUF = {
@@ -48,6 +51,8 @@ LIKE_GGUF = {
     "nemotron_h-plain": {"time_step_min": 1e-9},
     "qwen3_moe-plain": {"norm_topk_prob": True},
     "gpt_oss-plain": {"swiglu_limit": 7.0},
+    "granitemoehybrid-experts": {"hidden_act": "silu"},
+    "granitemoehybrid-odd": {"time_step_limit": [0.0, float("inf")]},
 }
 """Settings for which GGUF has no keys, with llama.cpp's values."""
 
@@ -128,6 +133,60 @@ def test_experts_in_mxfp4_keep_their_codes(tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 5e-3 * np.abs(expected).max()
     matrices = json.loads((root / "manifest.json").read_text())["quantization"]["matrices"]
     assert [m["carried"] for m in matrices if ".experts." in m["name"]] == ["exact"] * 4
+
+
+def test_layers_that_draft_are_left_out_and_told(tmp_path: Path) -> None:
+    """Files of Qwen 3.5 may end with layers for speculative decoding, which safetensors files call `mtp.`."""
+    case = next(case for case in CASES if str(case) == "qwen3_5_moe_text-odd")
+
+    def change(writer: gguf_files.gguf.GGUFWriter) -> None:
+        writer.add_block_count(4)
+        writer.add_uint32("qwen35moe.nextn_predict_layers", 1)
+        writer.add_array("qwen35moe.attention.recurrent_layers", [True, False, True, False])
+        writer.add_tensor("blk.3.nextn.eh_proj.weight", np.ones((48, 96), np.float32))
+        rows = gguf_files.random_rows("Q8_0", 5 * 17, 64).reshape(5, 17, -1)
+        writer.add_tensor("blk.3.ffn_up_exps.weight", rows, raw_dtype=gguf_files.KINDS["Q8_0"])
+
+    file = gguf_files.write(checkpoint(case), tmp_path / "x", change=change)
+    source = open_source(BuildOptions(str(file), tmp_path / "out", quant="none"))
+    assert source.report.skipped == {"mtp": 2}
+    assert sum(isinstance(op, ops.Delta) for op in source.model.step.ops) == 2
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_heads_of_values_stay_where_they_are(kind: str, tmp_path: Path) -> None:
+    """The heads of values of a linear attention are in another order than in safetensors files. All codes are
+    carried exactly, also in blocks wider than a head.
+    """
+    case = next(case for case in CASES if str(case) == "qwen3_5_text-plain")
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "linear_value_head_dim": 64,
+        "num_hidden_layers": 1,
+    }
+    case = replace(
+        case, name="packed-gguf", config={**case.config, **sizes, "layer_types": ["linear_attention"]}
+    )
+    stands_for: dict[str, np.ndarray[Any, Any]] = {}
+
+    def store(name: str, value: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], str]:
+        if value.ndim < 2 or "conv1d" in name:
+            return value, "F32"
+        rows = gguf_files.random_rows(kind, *value.shape, len(stands_for))
+        stands_for[name] = gguf_files.floats(rows, kind)
+        return rows, kind
+
+    source = open_source(
+        BuildOptions(str(gguf_files.write(checkpoint(case), tmp_path / "x", store)), tmp_path)
+    )
+    assert source.packed is not None
+    assert source.packed.tensors.keys() == stands_for.keys()
+    for name, floats in stands_for.items():
+        np.testing.assert_array_equal(source.packed.weights(name, 0, 200), floats[:200], err_msg=name)
+        scheme = source.packed.tensors[name]
+        assert scheme is not None
+        assert source.packed.carry(name, 0, 200, scheme.scales).step == 0
 
 
 FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,19 @@ class CpuJobs:
         self.library = Library(file)
         self.pool = self.library.pool(threads)
 
-    def run(self, job: Job, arrays: dict[str, Array]) -> dict[str, Array]:
+    def run(
+        self,
+        job: Job,
+        arrays: dict[str, Array],
+        place: Callable[[Sequence[int], npt.DTypeLike], Array] = aligned,
+        before: Callable[[], None] = lambda: None,
+    ) -> dict[str, Array]:
         """Run a job; gives all arrays afterwards. Scratch begins as NaN, because a kernel must not rely on
-        its content.
+        its content. `place`: allocates an array; `before`: is called when all arrays are filled.
         """
         held: dict[str, Array] = {}
         for name, array in arrays.items():
-            held[name] = aligned(array.shape, array.dtype)
+            held[name] = place(array.shape, array.dtype)
             held[name][...] = array
         staged = self.staged[job]
         for i, (shape, dtype) in enumerate(staged.scratch):
@@ -79,7 +85,9 @@ class CpuJobs:
             )
             for i, stage in enumerate(staged.stages)
         ]
-        self.pool.replay(self.library.bind(launches))
+        bound = self.library.bind(launches)
+        before()
+        self.pool.replay(bound)
         return held
 
     def compute(self, job: GraphJob, inputs: dict[str, Array]) -> dict[str, Array]:

@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
 
+from tests.support import gguf_qwen35
+
 Array = np.ndarray[Any, Any]
 KINDS = gguf.GGMLQuantizationType
 ARCHITECTURES = {
@@ -22,11 +24,11 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
     "glm": "chatglm", "granitemoehybrid": "granite",
     "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
-    "lfm2_moe": "lfm2moe", "falcon_h1": "falcon-h1",
+    "lfm2_moe": "lfm2moe", "falcon_h1": "falcon-h1", **gguf_qwen35.ARCHITECTURES,
 }  # fmt: skip
 NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
 """Endings of names of norms in Mamba-2 layers."""
-PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+PAIRED = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3", "arcee")
 EXPERT = re.compile(
     r"(model\.layers\.\d+)\.\w+\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)"
 )
@@ -116,6 +118,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """llama.cpp's name of a config's architecture."""
     if config["model_type"] == "granitemoehybrid" and "linear_attention" in config["layer_types"]:
         return "granitehybrid"
+    if config["model_type"] == "granitemoehybrid" and config["num_local_experts"]:
+        return "granitemoe"
     return ARCHITECTURES.get(config["model_type"], config["model_type"])
 
 
@@ -141,14 +145,16 @@ def write(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
     )
     values = load_file(source / "model.safetensors") if tensors is None else tensors
-    values = _with_experts(values)
+    values, sparse = _with_experts(values), bool(config.get("num_local_experts"))
     _metadata(writer, config, architecture)
     (vocabulary or bytes_vocabulary)(writer)
     change(writer)
     for name, value in values.items():
-        if name.endswith(NORMS):
+        if architecture in gguf_qwen35.NAMES:
+            name, value = gguf_qwen35.stored(name, value, config)
+        elif name.endswith(NORMS):
             value = value.reshape(config.get("n_groups") or config["mamba_n_groups"], -1)
-        if name.endswith((*NORMS, ".A_log", ".D", ".dt_bias", ".conv1d.weight", ".conv1d.bias")):
+        elif name.endswith((*NORMS, ".A_log", ".D", ".dt_bias", ".conv1d.weight", ".conv1d.bias")):
             _add_vector(writer, names, name, value)
             continue
         value = falcon_scaled(name, value, config) if architecture == "falcon-h1" else value
@@ -159,8 +165,8 @@ def write(
             stored = pair(stored, config["num_key_value_heads"])
         if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = stored + np.float32(1)
-        for here, rows in _parts(name, stored):
-            new = names.get_name(here, try_suffixes=(".weight", ".bias"))
+        for here, rows in _parts(name, stored, architecture.startswith("granite") and sparse):
+            new = names.get_name(here, try_suffixes=(".weight", ".bias", ".scale"))
             assert new is not None, here
             if new.endswith("ffn_gate_inp_shexp.weight"):
                 rows = rows[0]
@@ -237,14 +243,26 @@ def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
     return out | {name: np.stack(each) for name, each in stacks.items()}
 
 
-def _parts(name: str, rows: Array) -> list[tuple[str, Array]]:
-    """A tensor under the converter's names: joined matrices of Granite 4 apart, and names with `.weight`."""
+def _parts(name: str, rows: Array, beside: bool) -> list[tuple[str, Array]]:
+    """A tensor as the converter names it: joined matrices of Granite 4 apart, and with `.weight`; Gemma 4's
+    factors. `beside`: whether a Granite's MLP is beside experts.
+    """
+    mlp = "mlp.shared_expert" if beside else "mlp"
     if "shared_mlp.input_linear" in name:
         at = name.partition(".shared_mlp")[0]
         gate, up = np.split(rows, 2)
-        return [(f"{at}.mlp.gate_proj.weight", gate), (f"{at}.mlp.up_proj.weight", up)]
-    name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
-    return [(f"{name}.weight" if name.endswith("layer_scalar") else name, rows)]
+        return [(f"{at}.{mlp}.gate_proj.weight", gate), (f"{at}.{mlp}.up_proj.weight", up)]
+    name = name.replace("shared_mlp.output_linear", f"{mlp}.down_proj")
+    name = name.replace("router.scale", "router.proj.scale")
+    name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
+    return [
+        (
+            f"{name}.weight"
+            if name.endswith(("layer_scalar", "gate_up_proj", "experts.down_proj"))
+            else name,
+            rows,
+        )
+    ]
 
 
 def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
@@ -257,13 +275,14 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     writer.add_embedding_length(config["hidden_size"])
     types = config.get("layers_block_type") or config.get("layer_types") or []
     writer.add_block_count(len(types) or config["num_hidden_layers"])
-    inner: Any = config["intermediate_size"]
+    inner: Any = config.get("intermediate_size")
     if config.get("block_auto_adjust_ff_dim"):
         multiple = config["block_multiple_of"]
         inner = -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple) * multiple
     if architecture == "nemotron_h":
         inner = [inner * (kind == "mlp") for kind in types]
-    writer.add_feed_forward_length(inner)
+    if inner is not None:
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
     kv_heads: Any = config["num_key_value_heads"]
     if "conv_L_cache" in config:
@@ -309,12 +328,14 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         writer.add_attn_temperature_scale(per_type["llama_4_scaling_beta"])
     if experts := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
     if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config["model_type"] == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if "linear_attention" in types or architecture == "falcon-h1":
+    if architecture in gguf_qwen35.NAMES:
+        gguf_qwen35.metadata(writer, config)
+    elif "linear_attention" in types or architecture == "falcon-h1":
         _mamba(writer, config)
         if architecture == "nemotron_h":
             writer.add_layer_norm_eps(config["layer_norm_epsilon"])
@@ -322,8 +343,9 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
             writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
     elif config["model_type"] == "granitemoehybrid":
         writer.add_rope_scaling_finetuned(True)
-        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
         writer.add_ssm_conv_kernel(4)
+    if config["model_type"] == "granitemoehybrid":
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
@@ -360,6 +382,8 @@ def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     ):
         add(whole["head_dim"])
         add_swa(config["head_dim"])
+    if config["enable_moe_block"]:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
     writer.add_shared_kv_layers(shared)
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])

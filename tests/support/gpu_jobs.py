@@ -272,6 +272,7 @@ STATES: dict[str, Conv | Delta | Ssm] = {
     "delta_one": Delta(1, 4, 2, 16, 32, 32, 4, 4, 1e-6),
     "delta_few": Delta(16, 3, 3, 12, 20, 32, 4, 4, 1e-6),
     "delta_odd": Delta(40, 2, 1, 9, 70, 32, 4, 4, 1e-6),
+    "delta_tiled": Delta(5, 6, 2, 12, 20, 32, 4, 4, 1e-6, True),
     "delta": Delta(64, 2, 1, 128, 64, 32, 4, 4, 1e-6),
     "ssm_one": Ssm(1, 4, 2, 16, 32, 32, 4, 4),
     "ssm_few": Ssm(16, 6, 3, 12, 20, 32, 4, 4, 0.1, 0.9),

@@ -225,14 +225,12 @@ def conv(job: Conv, a: Arrays) -> dict[str, Array]:
 def delta(job: Delta, a: Arrays) -> dict[str, Array]:
     """See Delta."""
     x, state, keys = a["x"].astype(np.float64), a["state"].astype(np.float64), job.key_heads * job.key_dim
-    out, each = np.zeros((job.m, job.heads, job.value_dim)), job.heads // job.key_heads
+    out, shared = np.zeros((job.m, job.heads, job.value_dim)), [job.key_head(h) for h in range(job.heads)]
     gates, a_log, dt_bias = (a[name].astype(np.float64) for name in ("gates", "a_log", "dt_bias"))
     for row in np.flatnonzero(a["positions"][: job.m] >= 0):
         table, position = a["page_table"][a["slots"][row]], int(a["positions"][row])
         before = state[table[(position - 1) // job.stride]] if position else np.zeros(state.shape[1:])
-        q, k = (
-            np.repeat(x[row, first : first + keys].reshape(job.key_heads, -1), each, 0) for first in (0, keys)
-        )
+        q, k = (x[row, first : first + keys].reshape(job.key_heads, -1)[shared] for first in (0, keys))
         q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + job.eps) for part in (q, k))
         value, (by, rate) = x[row, 2 * keys :].reshape(job.heads, -1), gates[row].reshape(2, -1)
         kept = np.exp(-np.exp(a_log) * np.logaddexp(0, by + dt_bias))[:, None, None] * before

@@ -164,6 +164,9 @@ class _Rows:
             out[m, op.taps - len(seen) :] = seen
         return out
 
+    def choose(self, stack: str, expert: int, x: Array) -> None:
+        """Nothing is learnt of the inputs of experts."""
+
     def recur(self, cache: int, update: Update) -> None:
         shape = self.step.caches[cache]
         for m in np.flatnonzero(self.positions >= 0).tolist():

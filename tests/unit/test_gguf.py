@@ -162,3 +162,22 @@ def test_an_unknown_way_to_split_words_is_refused_by_name(tmp_path: Path) -> Non
     data = json.loads(tiny.tokenizer().to_str())
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.pre is 'viking'"):
         tokenizer_of(tmp_path, data, "llama", vocabulary=lambda w, d: gguf_files.byte_level(w, d, "viking"))
+
+
+def test_marks_are_parts_of_words_in_qwen_35(tmp_path: Path) -> None:
+    """Vowel signs are marks, not letters: qwen2 cuts a word in front of them."""
+    from tests.support import tiny
+
+    data, hindi = json.loads(tiny.tokenizer().to_str()), "हिन्दी"
+    data["model"]["vocab"]["zz"], data["model"]["merges"] = data["model"]["vocab"].pop("ÿ"), ["z z"]
+    words = {}
+    for pre in ("qwen2", "qwen35"):
+        (tmp_path / pre).mkdir()
+
+        def vocabulary(writer: gguf.GGUFWriter, data: dict, pre: str = pre) -> None:
+            gguf_files.byte_level(writer, data, pre)
+
+        made = tokenizer_of(tmp_path / pre, data, "qwen35", vocabulary=vocabulary)
+        assert made.pre_tokenizer is not None
+        words[pre] = len(made.pre_tokenizer.pre_tokenize_str(hindi))
+    assert words["qwen35"] == 1 < words["qwen2"]

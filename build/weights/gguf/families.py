@@ -191,6 +191,10 @@ def gemma4(facts: Facts) -> None:
     config["num_kv_shared_layers"] = read.size("attention.shared_kv_layers", 0, least=0)
     config["hidden_size_per_layer_input"] = read.size("embedding_length_per_layer_input", 0, least=0)
     config["vocab_size_per_layer_input"] = config["vocab_size"]
+    config["enable_moe_block"] = read.size("expert_count", 0, least=0) > 0
+    if config["enable_moe_block"]:
+        facts.experts("num_experts", "moe_intermediate_size")
+        config["top_k_experts"] = config.pop("num_experts_per_tok")
     _gemma4_sizes(facts)
     theta = config.pop("rope_theta")
     factors = facts.factors("rope_freqs.weight") or [1.0] * (whole // 2)

@@ -37,11 +37,13 @@ def keys(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def granite_hybrid(facts: Facts, multipliers: Callable[[Facts], None]) -> None:
-    """Granite 4 h without experts. `multipliers` reads Granite's four."""
+    """Granite 4 h, with experts or without. `multipliers` reads Granite's four."""
     read, config = facts.read, facts.config
+    config["num_local_experts"] = 0
     if read.size("expert_count", 0, least=0):
-        read.refuse("expert_count", "0: experts of this architecture are read from safetensors only")
-    read.given("expert_used_count")
+        facts.experts("num_local_experts")
+    else:
+        read.given("expert_used_count")
     types = _types(facts, ("mamba", "attention"))
     mixer = _mixer(facts, types)
     hidden = config["hidden_size"]
@@ -54,7 +56,6 @@ def granite_hybrid(facts: Facts, multipliers: Callable[[Facts], None]) -> None:
         "model_type": "granitemoehybrid",
         "layer_types": types,
         "position_embedding_type": "rope" if turning else "nope",
-        "num_local_experts": 0,
         "shared_intermediate_size": inner,
         "shared_mlp_apart": True,
         "mamba_expand": mixer.inner // hidden,

@@ -9,6 +9,7 @@ from nearfar.build.weights.quantized.affine import Affine, AffineFormat
 from nearfar.build.weights.quantized.contract import Wanted
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
 from nearfar.kernels.quantized import GROUPS
+from nearfar.step.reading import DRAFTS
 
 MUCH = 1.5
 """The least growth of a type's weights that is told to the user."""
@@ -27,7 +28,9 @@ class Gguf(AffineFormat):
 
     def __init__(self, checkpoint: GgufCheckpoint) -> None:
         self._types = {
-            name: tensor.type for name, tensor in checkpoint.tensors.items() if tensor.type.dtype is None
+            name: tensor.type
+            for name, tensor in checkpoint.tensors.items()
+            if tensor.type.dtype is None and not name.startswith(DRAFTS)
         }
         found = {
             name: BLOCKS[kind.name].scheme(checkpoint.tensors[name].shape[-1])

@@ -27,6 +27,7 @@ class Gated:
     heads: int
     key_dim: int
     eps: float
+    tiled: bool = False
 
     def parts(self, x: mx.array, gates: mx.array, a_log: mx.array, dt_bias: mx.array) -> Arrays:
         """q, k [heads, L, key_dim] of length 1, v [heads, L, value_dim], and the logarithm of decay and the
@@ -43,7 +44,8 @@ class Gated:
         """Heads of keys with length 1, each for all its heads of values."""
         x = mx.unflatten(x, -1, (self.key_heads, -1)).swapaxes(0, 1)
         x = x * mx.rsqrt(mx.sum(mx.square(x), axis=-1, keepdims=True) + self.eps)
-        return mx.repeat(x, self.heads // self.key_heads, axis=0)
+        each = self.heads // self.key_heads
+        return mx.tile(x, (each, 1, 1)) if self.tiled else mx.repeat(x, each, axis=0)
 
 
 def _change(chunk: Chunk, v: mx.array, rate: mx.array) -> mx.array:

@@ -88,7 +88,7 @@ def conv(r: Reading, op: ops.Conv) -> Value:
 
 def delta(r: Reading, op: ops.Delta) -> Value:
     state = r.caches[op.state]
-    rule = Gated(op.key_heads, state.kv_heads, state.depth, op.eps)
+    rule = Gated(op.key_heads, state.kv_heads, state.depth, op.eps, op.tiled)
     a_log, dt_bias = (whole(r.weights.vector(name, mx.float32)) for name in (op.a_log, op.dt_bias))
     x, gates = (r.wide(r.whole(name)).at for name in (op.x, op.gates))
 

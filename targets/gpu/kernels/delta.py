@@ -17,8 +17,8 @@ from nearfar.targets.gpu.kernels.script.text import prim_func
 
 def delta(job: Delta, tuning: Tuning) -> Staged:
     """The launches of a Delta job."""
-    keys, each = job.key_heads * job.key_dim, job.heads // job.key_heads
-    rows = Rows(keys, 0, 2 * keys, each, job.key_dim, job.value_dim)
+    keys = job.key_heads * job.key_dim
+    rows = Rows(keys, 0, 2 * keys, job.key_head, job.key_dim, job.value_dim)
     return recurrence(job, rows, Stage(_gates(job), ("gates", "a_log", "dt_bias", f"{SCRATCH}0")), tuning)
 
 

@@ -17,7 +17,9 @@ Of few rows each may begin a sequence: each has workgroups of its own, which tak
 # ruff: noqa: SIM102
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -42,14 +44,15 @@ THREADS = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a row of x has what its heads read: the first columns of keys, queries and values. `shared`: the
-    number of heads that have a key in common; `depth`, `width`: lengths of a key and of a value.
+    """Where a row of x has what its heads read: the first columns of keys, queries and values. `key_head`
+    gives the head of keys and queries that a head reads, as a number or an expression; `depth`, `width`:
+    lengths of a key and of a value.
     """
 
     keys: int
     queries: int
     values: int
-    shared: int
+    key_head: Callable[[Any], Any]
     depth: int
     width: int
 
@@ -71,7 +74,7 @@ def recurrence(job: Delta | Ssm, rows: Rows, gates: Stage, tuning: Tuning) -> St
 def _states(job: Delta | Ssm, rows: Rows, lanes: int):
     """The kernel with a workgroup for some columns of a head, `lanes` threads for each."""
     m, heads, stride, finds = job.m, job.heads, job.stride, isinstance(job, Delta)
-    depth, width = rows.depth, rows.width
+    depth, width, key_head = rows.depth, rows.width, rows.key_head
     part = ceil_div(depth, lanes)  # values of a column that a thread keeps
     ragged = depth % lanes != 0
     columns = min(COLUMNS, width)
@@ -119,8 +122,8 @@ def _states(job: Delta | Ssm, rows: Rows, lanes: int):
                     column: T.let = T.min(bx % blocks * columns + tx % columns, width - 1)
                     writes: T.let = bx % blocks * columns + tx % columns < width
                     lane: T.let = tx // columns
-                    query: T.let = rows.queries + head // rows.shared * depth + lane * part
-                    key: T.let = rows.keys + head // rows.shared * depth + lane * part
+                    query: T.let = rows.queries + key_head(head) * depth + lane * part
+                    key: T.let = rows.keys + key_head(head) * depth + lane * part
                     at[0] = 0
                     at[1] = m
                     if apart:

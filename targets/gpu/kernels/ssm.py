@@ -20,7 +20,8 @@ from nearfar.targets.gpu.kernels.script.text import prim_func
 def ssm(job: Ssm, tuning: Tuning) -> Staged:
     """The launches of an Ssm job."""
     inner, of_groups = job.heads * job.head_dim, job.groups * job.depth
-    rows = Rows(inner, inner + of_groups, 0, job.heads // job.groups, job.depth, job.head_dim)
+    each = job.heads // job.groups
+    rows = Rows(inner, inner + of_groups, 0, lambda head: head // each, job.depth, job.head_dim)
     return recurrence(job, rows, Stage(_gates(job), ("dt", "terms", f"{SCRATCH}0")), tuning)
 
 

@@ -19,9 +19,10 @@ CONVS = [
     )
 ]  # fmt: skip
 DELTAS = [
-    Delta(m, heads, key_heads, key_dim, value_dim, 32, 4, 4, 1e-6)
-    for m, heads, key_heads, key_dim, value_dim in (
+    Delta(m, heads, key_heads, key_dim, value_dim, 32, 4, 4, 1e-6, *tiled)
+    for m, heads, key_heads, key_dim, value_dim, *tiled in (
         (1, 4, 2, 16, 32), (4, 3, 3, 12, 20), (16, 2, 1, 8, 160), (64, 4, 2, 16, 32), (64, 2, 2, 20, 20),
+        (64, 6, 2, 12, 20, True),
     )
 ]  # fmt: skip
 SSMS = [
