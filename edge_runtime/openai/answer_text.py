@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import FinishReason, TokenLogprob, TopLogprob
-from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.stream import TextStream
 from nearfar.edge_runtime.tools.parts import Part, PartReader
 
 

@@ -14,7 +14,8 @@ from nearfar.edge_runtime.grammars.constraint import GrammarConstraint
 from nearfar.edge_runtime.openai.answer_text import AnswerText
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import FinishReason, TokenLogprob
-from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.stream import TextStream
 from nearfar.edge_runtime.tools.parts import PartReader
 
 P = TypeVar("P", covariant=True)

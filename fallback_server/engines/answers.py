@@ -14,7 +14,8 @@ from nearfar.edge_runtime.openai.answer_text import AnswerText
 from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import TokenLogprob
-from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.stream import TextStream
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.fallback_server.backend import BackendEvent
 from nearfar.fallback_server.engines.base import TokenUsage

@@ -12,7 +12,8 @@ from nearfar.edge_runtime.engine.requests import outside
 from nearfar.edge_runtime.engine.together import together
 from nearfar.edge_runtime.grammars.compiler import ends_of
 from nearfar.edge_runtime.openai.embeddings import Vector
-from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.stream import TextStream
 from nearfar.edge_runtime.tools.affordable import affordable
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.messages import prepared

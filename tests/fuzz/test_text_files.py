@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.stream import TextStream
 from nearfar.edge_runtime.text.templates import ChatTemplate
 from nearfar.errors import NearfarError
 from tests.fuzz.effort import effort

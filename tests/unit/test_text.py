@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from nearfar.edge_runtime.text.codec import _BYTES, Detokenizer, StopMatcher, TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import _BYTES, TextCodec
+from nearfar.edge_runtime.text.stream import Detokenizer, StopMatcher, TextStream
 from nearfar.errors import RequestError
 from tests.shared_data import shared_data
 from tests.support import tiny

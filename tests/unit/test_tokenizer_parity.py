@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nearfar.build.browser.tokenizers import unknown_in
-from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.stream import TextStream
 from tests.shared_data import shared_data
 from tests.support.codec_server import ask
 from tests.support.late import late
