@@ -21,9 +21,11 @@ SPELLINGS = (
 )
 """The prefixes that stand for "model." and "lm_head." in multimodal checkpoints, in all spellings in use."""
 
+DRAFTS = "mtp."
+"""The prefix of tensors of layers that draft tokens (multi-token prediction)."""
 OTHER_PARTS = (
     "vision_tower.", "vision_model.", "visual.", "connector.", "multi_modal_projector.", "image_newline",
-    "audio_tower.", "embed_vision.", "embed_audio.", "mtp.",
+    "audio_tower.", "embed_vision.", "embed_audio.", DRAFTS,
 )  # fmt: skip
 """Prefixes of tensors of other parts than the text model, with or without "model." in front."""
 
@@ -62,7 +64,8 @@ def read_model(
     if not isinstance(model_type, str) or model_type not in NESTED:
         read = ConfigReader(config)
         filled = read.filled(given_defaults(str(model_type)) if str(model_type) in ALIASES else {})
-        return Reading(_spelled(architecture(config).model(filled, context), tensors), str(model_type), read)
+        model = _spelled(architecture(config).model(filled, context), tensors)
+        return Reading(model, str(model_type), read, _other_parts(tensors, (DRAFTS,)))
     inner = _text_config(config, model_type, tensors)
     if tied is not None:
         inner["tie_word_embeddings"] = tied
@@ -70,9 +73,13 @@ def read_model(
     # Published files leave out keys with the default of transformers' class, sizes too.
     filled = read.filled(given_defaults(inner["model_type"]))
     model = architecture(inner, read.within).model(filled, context)
-    skipped = tuple(name for name in tensors if name.removeprefix("model.").startswith(OTHER_PARTS))
     model = _spelled(model.renamed(_spelling(tensors)), tensors)
-    return Reading(model, inner["model_type"], read, skipped)
+    return Reading(model, inner["model_type"], read, _other_parts(tensors, OTHER_PARTS))
+
+
+def _other_parts(tensors: Collection[str], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    """The tensors of other parts than the text model, by the beginnings of their names."""
+    return tuple(name for name in tensors if name.removeprefix("model.").startswith(prefixes))
 
 
 def _text_config(config: Mapping[str, Any], model_type: str, tensors: Collection[str]) -> dict[str, Any]:

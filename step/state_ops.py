@@ -49,8 +49,9 @@ class Conv(Op):
 class Delta(Op):
     """The gated delta rule (Yang et al., "Gated Delta Networks", 2024) over the state S of each head.
 
-    x = [q | k | v] with `key_heads` heads of q and k, each for as many neighbouring heads of v; gates =
-    [a | b], one of each for a head of v. The cache `state` keeps S, [heads, depth, head_dim] float32: heads
+    x = [q | k | v] with `key_heads` heads of q and k, each for as many neighbouring heads of v, or, if
+    `tiled`, for every `key_heads`-th head of v, as GGUF files order them; gates = [a | b], one of each for a
+    head of v. The cache `state` keeps S, [heads, depth, head_dim] float32: heads
     of v, the length of a head of k, the length of a head of v. For each row, in order of positions:
     1. q and k have length 1: q / sqrt(Σ q² + eps), and q is multiplied by depth ** −0.5.
     2. S ← exp(−exp(a_log) · softplus(a + dt_bias)) · S
@@ -66,6 +67,7 @@ class Delta(Op):
     a_log: Vector
     dt_bias: Vector
     eps: float = 1e-6
+    tiled: bool = False
 
     def out_width(self, of: Shapes) -> int:
         """heads·head_dim of the state."""

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 Kind = gguf.GGMLQuantizationType
-MODELS = ("llama", "olmoe", "lfm2")
+MODELS = {"llama": "llama", "olmoe": "olmoe", "lfm2": "lfm2", "qwen3_5_text": "qwen35"}
+"""The model types that can be written, and llama.cpp's names of their architectures."""
 QUANTS = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M}
 SCALES = {
     Kind.Q4_0: (slice(0, 2),),
@@ -26,6 +27,8 @@ SCALES = {
     Kind.Q6_K: (slice(208, 210),),
 }
 """Bytes of a block that hold a float16 scale (ggml-common.h); every other byte may have any value."""
+FLOATS = ("_inp.", "shortconv.conv", "ssm_conv1d", "ssm_alpha", "ssm_beta")
+"""Parts of the names of matrices that stay floats, as the converter leaves them."""
 INSTEAD = {Kind.Q4_K: Kind.Q5_0, Kind.Q6_K: Kind.Q8_0}
 """The types that the quantizer uses for rows that are not whole blocks of 256."""
 
@@ -40,17 +43,18 @@ def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0
     config = _settled(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
     if config["model_type"] not in MODELS:
         raise ValueError(f"only {', '.join(MODELS)} can be written, not {config['model_type']}")
-    writer = gguf.GGUFWriter(output, config["model_type"])
+    writer = gguf.GGUFWriter(output, MODELS[config["model_type"]])
     _add_shape(writer, config)
     writer.add_file_type(QUANTS[quant])
     _add_tokenizer(writer, config, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")))
     random = np.random.default_rng(seed)
     for name, shape in _tensors(config).items():
         if len(shape) == 1:
-            writer.add_tensor(name, np.ones(shape, np.float32))
+            sign = -1 if name.endswith("ssm_a") else 1  # the logarithm of a decay
+            writer.add_tensor(name, np.full(shape, sign, np.float32))
         else:
             kind = Kind.Q4_0 if quant == "q4_0" else _kind_of_k_m(name, shape, config)
-            if "_inp." in name or "shortconv.conv" in name:  # floats, as the converter leaves them
+            if any(part in name for part in FLOATS):
                 writer.add_tensor(name, random.standard_normal(shape, np.float32) / 64)
                 continue
             writer.add_tensor(name, _blocks(random, shape, kind), raw_dtype=kind)
@@ -61,7 +65,10 @@ def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0
 
 
 def _settled(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with LFM2's settings under the names of others."""
+    """The config with the settings of LFM2 and Qwen 3.5 under the names of others."""
+    config.setdefault("bos_token_id", 0)
+    if config["model_type"] == "qwen3_5_text":
+        return {**config, "rope_theta": config["rope_parameters"]["rope_theta"]}
     if config["model_type"] != "lfm2":
         return config
     multiple = config["block_multiple_of"]
@@ -81,21 +88,56 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    if (types := config.get("layer_types")) is not None:
+    if config["model_type"] == "qwen3_5_text":
+        _add_delta(writer, config)
+    elif (types := config.get("layer_types")) is not None:
         heads = config["num_key_value_heads"]
         writer.add_head_count_kv([0 if kind == "conv" else heads for kind in types])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     else:
         writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_rope_dimension_count(_head_dim(config))
     writer.add_key_length(_head_dim(config))
     writer.add_value_length(_head_dim(config))
-    writer.add_rope_dimension_count(_head_dim(config))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     if "num_experts" in config:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
+
+
+def _add_delta(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The sizes of Qwen 3.5's linear attention, and of its partial rotation."""
+    heads, rope = config["linear_num_value_heads"], config["rope_parameters"]
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
+    writer.add_full_attention_interval(config["full_attention_interval"])
+    writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    writer.add_rope_dimension_count(int(_head_dim(config) * rope["partial_rotary_factor"]))
+
+
+def _delta_layer(block: str, config: dict[str, Any], hidden: int, q: int) -> dict[str, tuple[int, ...]]:
+    """The first block of a layer of Qwen 3.5. `q`: rows of queries, which have gates beside them."""
+    heads, value = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    wide = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + heads * value
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_qkv.weight": (wide, hidden), "attn_gate.weight": (heads * value, hidden),
+        "ssm_conv1d.weight": (wide, config["linear_conv_kernel_dim"]), "ssm_dt.bias": (heads,),
+        "ssm_a": (heads,), "ssm_beta.weight": (heads, hidden), "ssm_alpha.weight": (heads, hidden),
+        "ssm_norm.weight": (value,), "ssm_out.weight": (hidden, heads * value),
+    }  # fmt: skip
+    if (int(block.split(".")[1]) + 1) % config["full_attention_interval"] == 0:
+        kv, head = config["num_key_value_heads"] * _head_dim(config), _head_dim(config)
+        shapes = {
+            "attn_q.weight": (2 * q, hidden), "attn_k.weight": (kv, hidden), "attn_v.weight": (kv, hidden),
+            "attn_output.weight": (hidden, q), "attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,),
+        }  # fmt: skip
+    return {f"{block}.{name}": shape for name, shape in shapes.items()}
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
@@ -138,10 +180,13 @@ def _tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 f"{block}.shortconv.in_proj.weight": (3 * hidden, hidden),
                 f"{block}.shortconv.out_proj.weight": (hidden, hidden),
             }
+        norm = "ffn_norm"
+        if config["model_type"] == "qwen3_5_text":
+            first, norm = _delta_layer(block, config, hidden, q), "post_attention_norm"
         tensors |= {
             f"{block}.attn_norm.weight": (hidden,),
             **first,
-            f"{block}.ffn_norm.weight": (hidden,),
+            f"{block}.{norm}.weight": (hidden,),
             **_second(block, config, hidden, inner),
         }
     tensors["token_embd_norm.weight" if short else "output_norm.weight"] = (hidden,)

@@ -24,6 +24,8 @@ BLOCK_TOKENS = 2048
 Weights = Mapping[str, Array]
 Watch = Callable[[str, Array], None]
 """Callback that gets a matrix's name and its inputs [rows, k], block by block."""
+Choose = Callable[[str, int, Array], None]
+"""Callback that gets the name of a stack, an expert, and the inputs [rows, k] of the expert, by blocks."""
 Heads = Callable[[ops.RopeAppend | ops.Attend, Array], None]
 """Callback that gets, block by block, the appended keys [windows, kv_heads, length, head_dim] and the queries
 of attention [windows, kv_heads, heads of each, length, head_dim].
@@ -104,17 +106,22 @@ class Forward:
         }
         return other
 
-    def watch(self, stretch: Stretch, weights: Weights, watch: Watch) -> None:
-        """Run a stretch to watch the inputs of its matrices; the state stays before the stretch."""
-        for _, _ in self._blocks(stretch, weights, watch):
+    def watch(self, stretch: Stretch, weights: Weights, watch: Watch, choose: Choose | None = None) -> None:
+        """Run a stretch to watch the inputs of matrices and experts; the state stays before the stretch."""
+        for _, _ in self._blocks(stretch, weights, watch, choose=choose):
             pass
 
     def advance(
-        self, stretch: Stretch, weights: Weights, watch: Watch | None = None, heads: Heads | None = None
+        self,
+        stretch: Stretch,
+        weights: Weights,
+        watch: Watch | None = None,
+        heads: Heads | None = None,
+        choose: Choose | None = None,
     ) -> None:
         """Run a stretch and keep its live values for the next one."""
         found: dict[str, list[Array]] = {name: [] for name in stretch.live}
-        for _, values in self._blocks(stretch, weights, watch, heads):
+        for _, values in self._blocks(stretch, weights, watch, heads, choose):
             for name, parts in found.items():
                 parts.append(values[name])
         self.live = {name: np.concatenate(parts) for name, parts in found.items()}
@@ -125,7 +132,12 @@ class Forward:
             yield values[stretch.ops[-1].out]
 
     def _blocks(
-        self, stretch: Stretch, weights: Weights, watch: Watch | None, heads: Heads | None = None
+        self,
+        stretch: Stretch,
+        weights: Weights,
+        watch: Watch | None,
+        heads: Heads | None = None,
+        choose: Choose | None = None,
     ) -> Iterator[tuple[int, dict[str, Array]]]:
         count, length = self.windows.shape
         size = max(1, BLOCK_TOKENS // length)
@@ -133,7 +145,7 @@ class Forward:
             tokens = self.windows[start : start + size]
             rows = slice(start * length, start * length + tokens.size)
             values = {name: value[rows] for name, value in self.live.items()}
-            _Block(self.step, tokens, weights, values, watch, heads).run(stretch.ops)
+            _Block(self.step, tokens, weights, values, watch, heads, choose).run(stretch.ops)
             yield start, values
 
 
@@ -148,9 +160,10 @@ class _Block:
         values: dict[str, Array],
         watch: Watch | None,
         heads: Heads | None,
+        choose: Choose | None,
     ) -> None:
         self.step, self.weights, self.values = step, weights, values
-        self._watch, self._heads = watch, heads
+        self._watch, self._heads, self._choose = watch, heads, choose
         self._count, self._length = tokens.shape
         self.tokens = tokens.reshape(-1)
         self.positions = np.tile(np.arange(self._length), self._count)
@@ -169,6 +182,11 @@ class _Block:
                 if op.ends:
                     return
             self.values[op.out] = compute(self, op)
+
+    def choose(self, stack: str, expert: int, x: Array) -> None:
+        """See Run."""
+        if self._choose is not None:
+            self._choose(stack, expert, x)
 
     def append(self, op: ops.RopeAppend, keys: Array, values: Array) -> None:
         """See Run."""

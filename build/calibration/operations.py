@@ -26,7 +26,7 @@ from nearfar.step.model import Step
 from nearfar.step.operation import Op
 
 Update = Callable[[Array, Array], Array]
-"""From rows [B] and the states before them [B, heads, depth, head_dim] to the states behind them."""
+"""Maps rows [B] and the states before them [B, heads, depth, head_dim] to the states after them."""
 
 
 class Run(Protocol):
@@ -55,6 +55,10 @@ class Run(Protocol):
     @property
     def positions(self) -> Array:
         """Positions, int [M]; below 0 for rows of padding."""
+        ...
+
+    def choose(self, stack: str, expert: int, x: Array) -> None:
+        """Learn the inputs [rows, k] of one expert of a stack of matrices, before they are multiplied."""
         ...
 
     def append(self, op: ops.RopeAppend, keys: Array, values: Array) -> None:
@@ -132,8 +136,10 @@ def conv(run: Run, op: ops.Conv) -> Array:
 def delta(run: Run, op: ops.Delta) -> Array:
     x, state = run.values[op.x], run.step.caches[op.state]
     keys, each = op.key_heads * state.depth, state.kv_heads // op.key_heads
+    heads = np.arange(op.key_heads)
+    held_by = np.tile(heads, each) if op.tiled else np.repeat(heads, each)
     q, k = (
-        np.repeat(unit(part.reshape(len(x), op.key_heads, -1), op.eps), each, 1)
+        unit(part.reshape(len(x), op.key_heads, -1), op.eps)[:, held_by]
         for part in (x[:, :keys], x[:, keys : 2 * keys])
     )
     q, v = q * x.dtype.type(state.depth**-0.5), x[:, 2 * keys :].reshape(len(x), state.kv_heads, -1)
@@ -224,7 +230,7 @@ def experts(run: Run, op: ops.Experts) -> Array:
     x, top = run.values[op.x], run.values[op.route].shape[1] // 2
     chosen, weights = run.values[op.route][:, :top].astype(np.int64), run.values[op.route][:, top:]
     gate_up, down = run.weights[op.gate_up], run.weights[op.down]
-    stack = len(gate_up) // (2 * down.shape[1])
+    stack = len(gate_up) // ((1 + op.gated) * down.shape[1])
     first, last = (part.reshape(stack, -1, part.shape[1]) for part in (gate_up, down))
     biases = [None if name is None else run.weights[name].reshape(stack, -1) for name in
               (op.gate_up_bias, op.down_bias)]  # fmt: skip
@@ -232,14 +238,19 @@ def experts(run: Run, op: ops.Experts) -> Array:
     for expert in np.unique(chosen):
         rows, place = np.nonzero(chosen == expert)
         own = [None if bias is None else bias[expert] for bias in biases]
-        gate, up = np.split(linear(x[rows], first[expert], own[0]), 2, -1)
-        made = linear(gated(op, gate, up), last[expert], own[1])
+        run.choose(op.gate_up, int(expert), x[rows])
+        hidden = hidden_values(op, linear(x[rows], first[expert], own[0]))
+        run.choose(op.down, int(expert), hidden)
+        made = linear(hidden, last[expert], own[1])
         np.add.at(out, rows, made * weights[rows, place][:, None])
     return out
 
 
-def gated(op: ops.Experts, gate: Array, up: Array) -> Array:
-    """The hidden values of an expert."""
+def hidden_values(op: ops.Experts, x: Array) -> Array:
+    """The hidden values of an expert, of its first product."""
+    if not op.gated:
+        return ACTIVATIONS[op.activation](x)
+    gate, up = np.split(x, 2, -1)
     if op.clamp is None:
         return np.asarray(ACTIVATIONS[op.activation](gate) * up)
     alpha, limit = map(gate.dtype.type, op.clamp)

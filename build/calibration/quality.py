@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from nearfar.build.calibration.allocation import allocated
+from nearfar.build.calibration.chosen import LEAST
 from nearfar.build.calibration.solve import least_loss, solve
 from nearfar.build.calibration.text import MOST_WINDOWS, CalibrationText
 from nearfar.build.options import QUALITIES, BuildOptions, Quality
@@ -45,7 +46,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
             )
         return
     if source.keeps:
-        kept = source.packed.name if source.packed is not None else ""
+        kept = source.quantized.name if source.quantized is not None else ""
         raise BuildError(
             f"--quality {options.quality} chooses codes, but the codes of {options.checkpoint} ({kept}) are "
             f"kept: leave --quality out, or quantize them again with --requantize {source.scheme.name}"
@@ -63,7 +64,7 @@ def _check_scales(options: BuildOptions, source: Source) -> None:
         return
     asked = f"--scales {','.join(options.scales)}"
     if source.keeps:
-        kept = source.packed.name if source.packed is not None else ""
+        kept = source.quantized.name if source.quantized is not None else ""
         raise BuildError(
             f"{asked} chooses how scales are stored, but {options.checkpoint} ({kept}) keeps its codes and "
             f"scales: leave --scales out, or quantize them again with --requantize {source.scheme.name}"
@@ -114,6 +115,18 @@ def _check_size(options: BuildOptions) -> None:
         raise BuildError(f"--bits must be between {min(BITS)} and {max(BITS) + 1}, not {options.bits:g}")
 
 
+def _experts(options: BuildOptions, solved: Solved) -> str:
+    """What was done with the matrices of experts, as the end of a sentence; empty where there are none."""
+    if not solved.experts:
+        return ""
+    method = f"; experts: {METHODS['good']}" if options.quality == "best" else ""
+    few = (
+        f"; {solved.seldom:,} of {solved.experts:,} matrices of experts with equal weights, since fewer than "
+        f"{LEAST} tokens of the text choose them"
+    )
+    return method + (few if solved.seldom else "")
+
+
 def refined(
     options: BuildOptions,
     source: Source,
@@ -140,7 +153,7 @@ def refined(
     source, solved = solve(
         source, options.quality, seen, lambda done, total: progress("calibrating and quantizing", done, total)
     )
-    source.report.method = f"{METHODS[options.quality]}; {seen.description}"
+    source.report.method = f"{METHODS[options.quality]}; {seen.description}{_experts(options, solved)}"
     return _tables(source, solved), solved
 
 

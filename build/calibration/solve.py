@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from nearfar.build.calibration.arithmetic import Array
+from nearfar.build.calibration.chosen import Chosen, shares
 from nearfar.build.calibration.forward import Forward, Stretch, Watch, stretches
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.options import Quality
@@ -22,7 +23,7 @@ from nearfar.build.weights.second_order import F64, Curvature, quantize_second_o
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import read_rows
 from nearfar.build.weights.ways import loss, ways
-from nearfar.step.operation import multiplied_by
+from nearfar.step.operation import chosen_from, multiplied_by
 from nearfar.step.params import Param
 
 ROWS = 8192
@@ -80,10 +81,10 @@ class FloatWeights(Mapping[str, Array]):
 
 def rows_of(source: Source, name: str, start: int = 0, stop: int | None = None) -> Array:
     """Read rows [start, stop) of a checkpoint's tensor as floats, dequantized where it is quantized."""
-    packed = source.packed
+    quantized = source.quantized
     param = next(param for param in source.params if name in param.tensors)
-    if packed is not None and name in packed.tensors:
-        return packed.weights(name, *slice(start, stop).indices(param.tensors[name])[:2])
+    if quantized is not None and name in quantized.tensors:
+        return quantized.weights(name, *slice(start, stop).indices(param.tensors[name])[:2])
     return read_rows(source.checkpoint, param.piece(name), param, start, stop)
 
 
@@ -105,14 +106,25 @@ def solve(
     whole = quality == "best"
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
-        run = partial(forward.watch if whole else forward.advance, stretch, FloatWeights(source))
+        chosen, stacks = Chosen(), _stacks(stretch, source)
+        choose = chosen.add if stacks else None
+        run = partial(
+            forward.watch if whole else forward.advance, stretch, FloatWeights(source), choose=choose
+        )
         moments = moments_of(run, stretch, source, whole)
         for param in (param for param in source.params if param.name in moments):
             source = _store(solved, source, param, moments[param.name])
+        for param in (param for param in source.params if param.name in stacks):
+            source = _store_experts(solved, source, param, chosen)
         if whole and index < len(parts) - 1:
             forward.advance(stretch, FloatWeights(source, solved))
     advance(len(parts), len(parts))
     return source, solved
+
+
+def _stacks(stretch: Stretch, source: Source) -> set[str]:
+    """The quantized matrices of experts in a stretch."""
+    return {name for op in stretch.ops for name in chosen_from(op) if source.matrices[name].quantized}
 
 
 def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, whole: bool) -> dict[str, F64]:
@@ -167,5 +179,28 @@ def _store(solved: Solved, source: Source, param: Param, moments: F64) -> Source
                 if curvature is None
                 else quantize_second_order(weight, scheme, name, curvature)
             )
+        solved.put(name, stack(pieces))
+    return source.stored_as({param.name: scheme})
+
+
+def _store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen) -> Source:
+    """Quantize the matrices of a stack, each by the squares of what the tokens that chose it give it, with
+    equal weights where these are few; with all qualities, since the moments of pairs would take gigabytes.
+
+    Gives the source with the way of storing scales that loses least with equal weights.
+    """
+    matrix = source.matrices[param.name]
+    schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
+    scheme = least_loss(source, param, schemes, None)
+    for expert in range(param.stack):
+        solved.experts += 1
+        solved.seldom += chosen.importance(param.name, expert) is None
+    for name in (name for name in param.tensors if name not in solved):
+        pieces = []
+        for expert, first, last in shares(param, name):
+            importance = chosen.importance(param.name, expert)
+            for start in range(first, last, ROWS):
+                weight = rows_of(source, name, start, min(last, start + ROWS))
+                pieces.append(quantize(weight, scheme, name, importance))
         solved.put(name, stack(pieces))
     return source.stored_as({param.name: scheme})

@@ -93,7 +93,7 @@ def delta(f: StepFunction, op: ops.Delta) -> relax.Expr:
     assert shape.group.stride is not None
     job = jobs.Delta(
         f.m, shape.kv_heads, op.key_heads, shape.depth, shape.head_dim, shape.group.stride, where["slots"],
-        where["pages_per_slot"], op.eps,
+        where["pages_per_slot"], op.eps, op.tiled,
     )  # fmt: skip
     have = {"x": f.wide_value(op.x), "gates": f.wide_value(op.gates), "state": f.kept(op.state)}
     vectors = {"a_log": f.vector(op.a_log), "dt_bias": f.vector(op.dt_bias)}

@@ -13,11 +13,14 @@ from nearfar.kernels.quantized import QuantTensor
 
 
 class Solved:
-    """Quantized tensors by their names in the checkpoint."""
+    """Quantized tensors by their names in the checkpoint. `experts`: the number of matrices of experts;
+    `seldom`: how many of them were quantized with equal weights, since too few tokens choose them.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as what is read from it)
         self._tensors: dict[str, QuantTensor] = {}
+        self.experts = self.seldom = 0
 
     def put(self, name: str, tensor: QuantTensor) -> None:
         """Keep a tensor; its arrays are moved to the file."""

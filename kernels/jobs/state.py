@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from nearfar.step.operation import Activation
 
@@ -66,6 +66,7 @@ class Delta:
     slots: int
     pages_per_slot: int
     eps: float
+    tiled: bool = False
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
         """The inputs x f32 [m, 2·key_heads·key_dim + heads·value_dim], gates f32 [m, 2·heads], a_log and
@@ -86,7 +87,12 @@ class Delta:
     @property
     def label(self) -> str:
         """Name of the kernel."""
-        return f"delta_m{self.m}_h{self.heads}x{self.key_heads}_{self.key_dim}x{self.value_dim}"
+        made = f"delta_m{self.m}_h{self.heads}x{self.key_heads}_{self.key_dim}x{self.value_dim}"
+        return made + "_tiled" * self.tiled
+
+    def key_head(self, head: Any) -> Any:
+        """The head of q and k that belongs to a head of v, as a number or an expression."""
+        return head % self.key_heads if self.tiled else head // (self.heads // self.key_heads)
 
 
 @dataclass(frozen=True)

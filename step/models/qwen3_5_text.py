@@ -27,7 +27,9 @@ MROPE = ("mrope_section", "mrope_interleaved")
 
 @dataclass(frozen=True)
 class DeltaLayer:
-    """The sizes of a layer with the delta rule: heads of keys and values, and the convolution before it."""
+    """The sizes of a layer with the delta rule: heads of keys and values, and the convolution before it.
+    `tiled`: see ops.Delta.
+    """
 
     key_heads: int
     heads: int
@@ -35,6 +37,7 @@ class DeltaLayer:
     value_dim: int
     taps: int
     activation: Activation
+    tiled: bool
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
@@ -74,7 +77,8 @@ def _delta_layer(read: ConfigReader) -> DeltaLayer:
         "key_dim": ("key_head_dim", 128), "value_dim": ("value_head_dim", 128),
     }  # fmt: skip
     found = {name: read.size(f"linear_{key}", default) for name, (key, default) in sizes.items()}
-    layer = DeltaLayer(**found, activation=read_activation(read))
+    tiled = read.flag("linear_value_heads_tiled")  # the key of GGUF files, whose heads have another order
+    layer = DeltaLayer(**found, activation=read_activation(read), tiled=tiled)
     if layer.heads % layer.key_heads:
         raise read.error(f"{layer.heads} heads of values cannot share {layer.key_heads} heads of keys evenly")
     return layer
@@ -127,7 +131,11 @@ def _delta(s: StepBuilder, x: Value, layer: int, c: Decoder, d: DeltaLayer) -> V
         s.vector(f"{name}.{key}", (TensorPiece(f"{at}.{key}", d.heads),)) for key in ("A_log", "dt_bias")
     )
     state = s.state(d.heads, d.key_dim, d.value_dim)
-    out = s.append(ops.Delta(s.fresh("delta"), mixed.name, gates.name, state, d.key_heads, a_log, dt_bias))
+    out = s.append(
+        ops.Delta(
+            s.fresh("delta"), mixed.name, gates.name, state, d.key_heads, a_log, dt_bias, tiled=d.tiled
+        )
+    )  # fmt: skip
     normed = s.norm(out, f"{at}.norm.weight", c.eps, groups=d.heads)
     gated = s.mul(normed, s.act(z, "silu"))
     return s.linear(gated, f"{name}.delta_out", (TensorPiece(f"{at}.out_proj.weight", c.hidden),))

@@ -1,5 +1,5 @@
-"""GGUF files made of Hugging Face checkpoints as llama.cpp's converter makes them, written by the `gguf`
-package; blocks that it cannot quantize are random bytes with scales that make sense.
+"""Makes GGUF files of Hugging Face checkpoints as llama.cpp's converter does, with the `gguf` package. Blocks
+of types that the package cannot quantize are random bytes with plausible scales.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
 
+from tests.support import gguf_qwen35
+
 Array = np.ndarray[Any, Any]
 KINDS = gguf.GGMLQuantizationType
 ARCHITECTURES = {
@@ -22,24 +24,24 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4", "olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3",
     "glm": "chatglm", "granitemoehybrid": "granite",
     "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss",
-    "lfm2_moe": "lfm2moe", "falcon_h1": "falcon-h1",
+    "lfm2_moe": "lfm2moe", "falcon_h1": "falcon-h1", **gguf_qwen35.ARCHITECTURES,
 }  # fmt: skip
 NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
 """Endings of names of norms in Mamba-2 layers."""
-PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+PAIRED = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3", "arcee")
 EXPERT = re.compile(
     r"(model\.layers\.\d+)\.\w+\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)"
 )
 W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 PATTERNED = ("olmo2", "exaone4", "gemma4")
-"""Architectures whose files say of each layer whether it has a window."""
+"""Architectures whose files say for each layer whether it has a window."""
 HALVES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
     "IQ4_XS": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "MXFP4": (),
     "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_S": (0,), "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,),
     "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
 }  # fmt: skip
-"""Where the blocks of each type have float16 values."""
+"""Offsets of the float16 values in a block of each type."""
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 MIXED = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"},
@@ -48,14 +50,16 @@ MIXED = {
     "Q5_0 and Q8_0": {"v_proj": "Q8_0", "": "Q5_0"},
     "partly floats": {"k_proj": "F16", "": "Q4_K"},
 }
-"""Types by part of a tensor's name, the first that is in it: as llama.cpp and others mix them."""
+"""Types by a part of a tensor's name, of which the first match counts, in the mixtures of llama.cpp and
+others.
+"""
 WIDE: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 261,
     "max_position_embeddings": 160, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257,
 }  # fmt: skip
-"""A config whose matrices have rows of whole blocks of every type."""
+"""A config in whose matrices every row consists of whole blocks of every type."""
 
 
 def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
@@ -80,8 +84,8 @@ def type_of(kind: str, name: str) -> str:
 
 
 def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
-    """A new file of WIDE of a kind; and what its matrices stand for."""
-    from tests.support import packed
+    """Write a new file of WIDE of a kind; also gives the values of its matrices."""
+    from tests.support import quantized
 
     stands_for: dict[str, Array] = {}
 
@@ -95,17 +99,17 @@ def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
         stands_for[name] = floats(rows, here)
         return rows, here
 
-    plain = packed.write(folder / "plain", WIDE, packed.weights(WIDE))
+    plain = quantized.write(folder / "plain", WIDE, quantized.weights(WIDE))
     return write(plain, folder / "model.gguf", store), stands_for
 
 
 def floats(rows: Array, kind: str) -> Array:
-    """What the package says that rows stand for."""
+    """Dequantize rows with the gguf package."""
     return np.asarray(gguf.quants.dequantize(rows, KINDS[kind]), np.float32)
 
 
 def pair(rows: Array, heads: int) -> Array:
-    """The converter's order of the rows of q and k: the two of a rotated pair side by side."""
+    """Reorder the rows of q and k as the converter does: the two rows of a rotated pair side by side."""
     n = rows.shape[0]
     return rows.reshape(heads, 2, n // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
@@ -114,6 +118,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """llama.cpp's name of a config's architecture."""
     if config["model_type"] == "granitemoehybrid" and "linear_attention" in config["layer_types"]:
         return "granitehybrid"
+    if config["model_type"] == "granitemoehybrid" and config["num_local_experts"]:
+        return "granitemoe"
     return ARCHITECTURES.get(config["model_type"], config["model_type"])
 
 
@@ -126,8 +132,8 @@ def write(
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     split: int = 0,
 ) -> Path:
-    """A GGUF file of a checkpoint directory. `store`: a matrix in transformers' order to its bytes, and the
-    type that these are of. `vocabulary`: adds the tokenizer, by default the byte tokenizer of tiny.py.
+    """Write a GGUF file of a checkpoint directory. `store`: converts a matrix in transformers' order to its
+    bytes and their type. `vocabulary`: adds the tokenizer, by default the byte tokenizer of tiny.py.
     """
     config = json.loads((source / "config.json").read_text())
     architecture = architecture_of(config)
@@ -139,14 +145,16 @@ def write(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
     )
     values = load_file(source / "model.safetensors") if tensors is None else tensors
-    values = _with_experts(values)
+    values, sparse = _with_experts(values), bool(config.get("num_local_experts"))
     _metadata(writer, config, architecture)
     (vocabulary or bytes_vocabulary)(writer)
     change(writer)
     for name, value in values.items():
-        if name.endswith(NORMS):
+        if architecture in gguf_qwen35.NAMES:
+            name, value = gguf_qwen35.stored(name, value, config)
+        elif name.endswith(NORMS):
             value = value.reshape(config.get("n_groups") or config["mamba_n_groups"], -1)
-        if name.endswith((*NORMS, ".A_log", ".D", ".dt_bias", ".conv1d.weight", ".conv1d.bias")):
+        elif name.endswith((*NORMS, ".A_log", ".D", ".dt_bias", ".conv1d.weight", ".conv1d.bias")):
             _add_vector(writer, names, name, value)
             continue
         value = falcon_scaled(name, value, config) if architecture == "falcon-h1" else value
@@ -157,8 +165,8 @@ def write(
             stored = pair(stored, config["num_key_value_heads"])
         if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             stored = stored + np.float32(1)
-        for here, rows in _parts(name, stored):
-            new = names.get_name(here, try_suffixes=(".weight", ".bias"))
+        for here, rows in _parts(name, stored, architecture.startswith("granite") and sparse):
+            new = names.get_name(here, try_suffixes=(".weight", ".bias", ".scale"))
             assert new is not None, here
             if new.endswith("ffn_gate_inp_shexp.weight"):
                 rows = rows[0]
@@ -188,7 +196,7 @@ def _add_vector(writer: gguf.GGUFWriter, names: Any, name: str, value: Array) ->
 
 
 def falcon_scaled(name: str, value: Array, config: Mapping[str, Any]) -> Array:
-    """A tensor of Falcon-H1 times its multipliers, as the converter stores it."""
+    """Multiply a tensor of Falcon-H1 by its multipliers, as the converter stores it."""
     gate, down = config["mlp_multipliers"]
     attended = config["attention_in_multiplier"]
     factors = {
@@ -206,8 +214,8 @@ def falcon_scaled(name: str, value: Array, config: Mapping[str, Any]) -> Array:
 
 
 def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors with those of a layer's experts in one, as the converter names them: gates apart from ups,
-    input by input turned to output by output.
+    """Join the tensors of a layer's experts, as the converter names them: gate apart from up, and transposed
+    from input rows to output rows.
     """
     out: dict[str, Array] = {}
     stacks: dict[str, list[Array]] = {}
@@ -235,14 +243,26 @@ def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
     return out | {name: np.stack(each) for name, each in stacks.items()}
 
 
-def _parts(name: str, rows: Array) -> list[tuple[str, Array]]:
-    """A tensor as the converter names it: joined matrices of Granite 4 apart, and with `.weight`."""
+def _parts(name: str, rows: Array, beside: bool) -> list[tuple[str, Array]]:
+    """A tensor as the converter names it: joined matrices of Granite 4 apart, and with `.weight`; Gemma 4's
+    factors. `beside`: whether a Granite's MLP is beside experts.
+    """
+    mlp = "mlp.shared_expert" if beside else "mlp"
     if "shared_mlp.input_linear" in name:
         at = name.partition(".shared_mlp")[0]
         gate, up = np.split(rows, 2)
-        return [(f"{at}.mlp.gate_proj.weight", gate), (f"{at}.mlp.up_proj.weight", up)]
-    name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
-    return [(f"{name}.weight" if name.endswith("layer_scalar") else name, rows)]
+        return [(f"{at}.{mlp}.gate_proj.weight", gate), (f"{at}.{mlp}.up_proj.weight", up)]
+    name = name.replace("shared_mlp.output_linear", f"{mlp}.down_proj")
+    name = name.replace("router.scale", "router.proj.scale")
+    name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
+    return [
+        (
+            f"{name}.weight"
+            if name.endswith(("layer_scalar", "gate_up_proj", "experts.down_proj"))
+            else name,
+            rows,
+        )
+    ]
 
 
 def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
@@ -255,13 +275,14 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     writer.add_embedding_length(config["hidden_size"])
     types = config.get("layers_block_type") or config.get("layer_types") or []
     writer.add_block_count(len(types) or config["num_hidden_layers"])
-    inner: Any = config["intermediate_size"]
+    inner: Any = config.get("intermediate_size")
     if config.get("block_auto_adjust_ff_dim"):
         multiple = config["block_multiple_of"]
         inner = -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple) * multiple
     if architecture == "nemotron_h":
         inner = [inner * (kind == "mlp") for kind in types]
-    writer.add_feed_forward_length(inner)
+    if inner is not None:
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
     kv_heads: Any = config["num_key_value_heads"]
     if "conv_L_cache" in config:
@@ -307,12 +328,14 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         writer.add_attn_temperature_scale(per_type["llama_4_scaling_beta"])
     if experts := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
     if config["model_type"] in ("qwen2_moe", "qwen3_moe"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config["model_type"] == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if "linear_attention" in types or architecture == "falcon-h1":
+    if architecture in gguf_qwen35.NAMES:
+        gguf_qwen35.metadata(writer, config)
+    elif "linear_attention" in types or architecture == "falcon-h1":
         _mamba(writer, config)
         if architecture == "nemotron_h":
             writer.add_layer_norm_eps(config["layer_norm_epsilon"])
@@ -320,8 +343,9 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
             writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
     elif config["model_type"] == "granitemoehybrid":
         writer.add_rope_scaling_finetuned(True)
-        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
         writer.add_ssm_conv_kernel(4)
+    if config["model_type"] == "granitemoehybrid":
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
@@ -348,7 +372,7 @@ def _mamba(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    """What a Gemma 4 has beside: sizes of layers with and without a window."""
+    """Add the further keys of Gemma 4: sizes of layers with and without a window."""
     types, whole = config["layer_types"], next(iter(config["per_layer_config"].values()))
     shared = config["num_kv_shared_layers"]
     for add, add_swa in (
@@ -358,6 +382,8 @@ def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     ):
         add(whole["head_dim"])
         add_swa(config["head_dim"])
+    if config["enable_moe_block"]:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
     writer.add_shared_kv_layers(shared)
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
@@ -370,8 +396,8 @@ def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def bytes_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """Write the vocabulary of tiny.py, with a merge in place of a byte that no text has: GGUF has no empty
-    lists.
+    """Write the vocabulary of tiny.py. One byte that no text contains is replaced by a merge, because GGUF
+    has no empty lists.
     """
     from tests.support import tiny
 
@@ -385,7 +411,7 @@ def bytes_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 
 def byte_level(writer: gguf.GGUFWriter, data: Mapping[str, Any], pre: str) -> None:
-    """Byte-level BPE of a tokenizer.json."""
+    """Write the byte-level BPE of a tokenizer.json."""
     tokens, kinds = _tokens(data)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -396,8 +422,8 @@ def byte_level(writer: gguf.GGUFWriter, data: Mapping[str, Any], pre: str) -> No
 
 
 def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any], merged: bool = False) -> None:
-    """A tokenizer.json that was made of SentencePiece's BPE, whose scores are what the ids are; `merged`:
-    with its merges, as Gemma 4's.
+    """Write a tokenizer.json that was made of SentencePiece's BPE; scores follow from the order of its
+    merges. `merged`: also write the merges, as in Gemma 4's files.
     """
     tokens, kinds = _tokens(data)
     special = {entry["content"] for entry in data["added_tokens"]}
@@ -420,7 +446,7 @@ def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any], merged: bool
 
 
 def _tokens(data: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """Texts and kinds by id."""
+    """Texts and kinds of all tokens, by id."""
     ids = {index: text for text, index in data["model"]["vocab"].items()}
     kinds = dict.fromkeys(ids, gguf.TokenType.NORMAL)
     for entry in data["added_tokens"]:

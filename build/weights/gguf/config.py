@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.build.weights.gguf import families, state_spaces
+from nearfar.build.weights.gguf import families, qwen35, state_spaces
 from nearfar.build.weights.gguf.facts import WINDOW, Config, Facts
 from nearfar.build.weights.gguf.header import Header, Tensor
 from nearfar.errors import CheckpointError
@@ -47,6 +47,8 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
         given = state_spaces.keys(given)
     elif name in ("lfm2", "lfm2moe"):
         given = families.lfm2_keys(given)
+    elif name in qwen35.NAMES:
+        given = qwen35.keys(given)
     read = ConfigReader(given, str(header.file), prefix)
     facts = Facts(read, tensors, _common(read, name, tensors))
     facts.config.update(_rope(facts))
@@ -160,15 +162,18 @@ def _phi3(facts: Facts) -> None:
 
 
 def _granite(facts: Facts) -> None:
-    """Read Granite's four multipliers; a dense Granite 4 has the same architecture name. llama.cpp takes
-    `rope.scaling.finetuned` for whether layers rotate.
-    """
-    if not facts.read.flag("rope.scaling.finetuned", True):
-        facts.read.refuse("rope.scaling.finetuned", "true: a Granite whose layers do not rotate is not read")
+    """Read a dense Granite 3 or 4."""
     inner = facts.config["intermediate_size"]
     shared = facts.read.size("expert_shared_feed_forward_length", inner)
     if shared != inner:
         facts.read.refuse("expert_shared_feed_forward_length", f"{inner:,}, as feed_forward_length is")
+    _granite_common(facts)
+
+
+def _granite_common(facts: Facts) -> None:
+    """Read Granite's four multipliers. llama.cpp takes `rope.scaling.finetuned` for whether layers rotate."""
+    if not facts.read.flag("rope.scaling.finetuned", True):
+        facts.read.refuse("rope.scaling.finetuned", "true: a Granite whose layers do not rotate is not read")
     for key in SSM:  # written for all of Granite 4, also where no layer is recurrent
         facts.read.given(f"ssm.{key}")
     _multipliers(facts)
@@ -188,11 +193,24 @@ def _multipliers(facts: Facts) -> None:
 
 
 def _granitemoe(facts: Facts) -> None:
+    """Read Granite 3 with experts, or a Granite 4 in which every layer attends, with an MLP beside the
+    experts, or without experts in some files.
+    """
+    read, config = facts.read, facts.config
+    if not read.size("expert_count", 0, least=0):
+        read.given("expert_used_count")
+        config["model_type"] = "granite"
+        return _granite(facts)
     facts.experts("num_local_experts")
-    _granite(facts)
-
-
-SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+    if read.given("expert_shared_feed_forward_length"):
+        config |= {
+            "model_type": "granitemoehybrid",
+            "layer_types": ["attention"] * config["num_hidden_layers"],
+            "position_embedding_type": "rope",
+            "shared_intermediate_size": read.size("expert_shared_feed_forward_length"),
+            "shared_mlp_apart": True,
+        }
+    return _granite_common(facts)
 
 
 def _granite_hybrid(facts: Facts) -> None:
@@ -240,6 +258,8 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "qwen3": _plainly,
     "qwen3moe": families.qwen_moe,
     "qwen3vl": families.seeing,
+    "qwen35": qwen35.qwen35,
+    "qwen35moe": qwen35.qwen35,
     "gemma": _plainly,
     "gemma2": _gemma2,
     "gemma3": _gemma3,

@@ -21,7 +21,7 @@ from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_head
 from nearfar.build.weights.gguf.names import (
     FLAT,
     FREQUENCIES,
-    expert_name,
+    expert_names,
     heads_of,
     in_transformers,
     is_one_more,
@@ -32,6 +32,7 @@ from nearfar.build.weights.gguf.tokenizer import GgufTokenizer, read_tokenizer
 from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
 from nearfar.kernels.quantized import Array
+from nearfar.step.reading import DRAFTS
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[^.]*)?")
 MOST_PARTS = 10_000
@@ -59,20 +60,27 @@ class GgufCheckpoint(DirectoryCheckpoint):
         wanted = {name: first.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
         self._sampling = {name: _shortest(value) for name, value in wanted.items() if value is not None}
         self._files = [header.file for header in headers]
-        self.tensors = self._named(first.file, tensors)
+        self.tensors = self._named(first.file, tensors, config)
         entries = {name: tensor.entry for name, tensor in sorted(self.tensors.items())}
         super().__init__(first.file, name, config, entries)
 
-    def _named(self, file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _named(
+        self, file: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
+        layers = int(config["num_hidden_layers"])
         for name, tensor in tensors.items():
             if name in FREQUENCIES:
                 continue
-            each = expert_name(self._architecture, name)
-            if each is not None and len(tensor.shape) > 1:
-                held = {each.format(expert): tensor.part(expert) for expert in range(tensor.shape[0])}
+            ours = tensor_name(self._architecture, name, layers)
+            each = expert_names(self._architecture, name)
+            if each and len(tensor.shape) > 1 and not ours.startswith(DRAFTS):
+                held = {
+                    one.format(expert): part
+                    for expert in range(tensor.shape[0])
+                    for one, part in zip(each, _runs(name, tensor.part(expert), len(each)), strict=True)
+                }
             else:
-                ours = tensor_name(self._architecture, name)
                 held = {ours: _flat(tensor) if ours.endswith(FLAT) else _as_matrix(name, tensor)}
             if both := named.keys() & held.keys():
                 raise CheckpointError(
@@ -154,6 +162,24 @@ class GgufCheckpoint(DirectoryCheckpoint):
     def license_text(self) -> str | None:
         """The name of the licence: the file has no text of it."""
         return self._license if isinstance(self._license, str) and self._license else None
+
+
+def _runs(name: str, tensor: Tensor, count: int) -> list[Tensor]:
+    """The tensors of equally many rows that lie one after the other in a tensor of one expert."""
+    rows = tensor.shape[0]
+    if count == 1:
+        return [tensor]
+    if rows % count:
+        raise CheckpointError(
+            f"{tensor.entry.file}: {name!r} has {rows:,} rows, which are not {count} equal parts"
+        )
+    shape, held = (count, rows // count), tensor.entry
+    whole = replace(
+        tensor,
+        shape=(*shape, *tensor.shape[1:]),
+        entry=replace(held, shape=(*shape, *held.shape[1:])),
+    )
+    return [whole.part(index) for index in range(count)]
 
 
 def _flat(tensor: Tensor) -> Tensor:

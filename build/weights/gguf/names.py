@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.step.reading import DRAFTS
+
 TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
@@ -45,6 +47,20 @@ def _mamba(at: str) -> dict[str, str]:
     return {f"ssm_{name}": f"{at}.{ours}" for name, ours in {**parts, "out": "out_proj"}.items()}
 
 
+QWEN35: Mapping[str, str] = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    **_mamba("linear_attn"),
+}
+SHARED: Mapping[str, str] = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+"""The router of a Granite, and the MLP beside its experts."""
 LFM2: Mapping[str, str] = {
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",
@@ -70,6 +86,12 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "proj": "per_layer_projection",
         "post_norm": "post_per_layer_input_norm",
         "layer_output_scale": "layer_scalar",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
     },
     "glm4": {
         "ffn_up": "mlp.gate_up_proj",
@@ -77,13 +99,14 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "post_ffw_norm": "post_mlp_layernorm",
     },
     "gpt-oss": {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
-    "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+    "granitemoe": SHARED,
     "hunyuan-dense": {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
     },
     "granitehybrid": {
         **_mamba("mamba"),
+        **SHARED,
         "ffn_gate": "shared_mlp.gate_proj",
         "ffn_up": "shared_mlp.up_proj",
         "ffn_down": "shared_mlp.output_linear",
@@ -105,11 +128,15 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "lfm2moe": LFM2,
     "llama": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "qwen35": QWEN35,
+    "qwen35moe": QWEN35,
 }
 """Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that become settings of the config."""
-BARE = ("layer_scalar", "sinks", "expert_bias", "A_log", "D", "dt_bias")
+BARE = (
+    "layer_scalar", "sinks", "expert_bias", "A_log", "D", "dt_bias", "scale", "per_expert_scale",
+)  # fmt: skip
 """Tensors that transformers names without `.weight`."""
 FLAT = (".A_log", ".D", ".conv1d.weight", ".conv.conv.weight", ".mamba.norm.weight", ".mixer.norm.weight")
 """Endings of names of vectors that GGUF stores with two dimensions."""
@@ -120,35 +147,44 @@ TOPS: Mapping[str, Mapping[str, str]] = {
 """Names outside of layers that differ in an architecture from those of TOP."""
 LAYERS: Mapping[str, str] = {"nemotron_h": "backbone.layers"}
 """The module of layers, where it is not model.layers."""
-PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+DRAFTING = ("qwen35", "qwen35moe")
+"""Architectures whose files may have layers behind the last that draft tokens."""
+PAIRED = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
-EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
+EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up|down)_exps\.(weight|bias)")
 """The names of tensors that hold the matrices, or the biases, of all experts of a layer."""
 EACH: Mapping[str, Mapping[str, str]] = {
     "llama": {"": "block_sparse_moe.experts", "gate": "w1", "up": "w3", "down": "w2"},
+    "gemma4": {"": "experts"},
+    "granitehybrid": {"": "block_sparse_moe.experts"},
     "granitemoe": {"": "block_sparse_moe.experts"},
     "lfm2moe": {"": "feed_forward.experts", "gate": "w1", "up": "w3", "down": "w2"},
 }
 """Names of the experts and of their matrices that differ in an architecture from those of a Qwen."""
-ONE_MORE = ("gemma", "gemma2", "gemma3")
-"""Architectures that store the weights of norms as 1 + w."""
+ONE_MORE = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
+"""Architectures that store the weights of norms as 1 + w, except those in NOT_MORE."""
+NOT_MORE = ".linear_attn.norm.weight"
 
 
-def tensor_name(architecture: str, name: str) -> str:
-    """Transformers' name of a tensor; an unknown name is unchanged, and is later reported as extra."""
+def tensor_name(architecture: str, name: str, layers: int) -> str:
+    """Transformers' name of a tensor of a model of so many layers; an unknown name is unchanged, and is later
+    reported as extra. Tensors of layers that draft tokens have names that begin with DRAFTS.
+    """
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?", name)
     if found is None:
         return name
     layer, part, kind = found.group(1), found.group(2), found.group(3) or "weight"
+    if layer is not None and int(layer) >= layers:
+        return f"{DRAFTS}{name}" if architecture in DRAFTING else name
     if layer is None:
         top = {**TOP, **TOPS.get(architecture, {})}.get(part)
         return name if top is None else f"{top}.{kind}"
     found_in = {**LAYER, **OWN.get(architecture, {})}.get(part)
     if found_in is None:
         return name
-    layers = LAYERS.get(architecture, "model.layers")
+    at = LAYERS.get(architecture, "model.layers")
     bare = found_in.rpartition(".")[2] in BARE
-    return f"{layers}.{int(layer)}.{found_in}" + ("" if bare else f".{kind}")
+    return f"{at}.{int(layer)}.{found_in}" + ("" if bare else f".{kind}")
 
 
 def in_transformers(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -159,17 +195,18 @@ def in_transformers(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.asarray(np.log(-values.astype(np.float32)), np.float32)
 
 
-def expert_name(architecture: str, name: str) -> str | None:
-    """Transformers' names of the tensors that a tensor of all experts of a layer holds, with {} for the
-    number of an expert; None for another tensor.
+def expert_names(architecture: str, name: str) -> tuple[str, ...]:
+    """Transformers' names of the tensors that a tensor of all experts of a layer holds for each expert, one
+    after the other, with {} for the number of the expert; empty for another tensor.
     """
     found = EXPERTS.fullmatch(name)
     if found is None:
-        return None
+        return ()
     layer, part, kind = found.groups()
     own = EACH.get(architecture, {})
     at = own.get("", "mlp.experts")
-    return f"model.layers.{int(layer)}.{at}.{{}}.{own.get(part, f'{part}_proj')}.{kind}"
+    names = (own.get(each, f"{each}_proj") for each in part.split("_"))
+    return tuple(f"model.layers.{int(layer)}.{at}.{{}}.{each}.{kind}" for each in names)
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:
@@ -183,7 +220,7 @@ def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | N
 
 def is_one_more(architecture: str, name: str) -> bool:
     """Whether a tensor is a norm that is stored as 1 + w."""
-    return architecture in ONE_MORE and name.endswith("norm.weight")
+    return architecture in ONE_MORE and name.endswith("norm.weight") and not name.endswith(NOT_MORE)
 
 
 def pair_rows(start: int, stop: int, head: int) -> npt.NDArray[np.int64]:

@@ -63,6 +63,7 @@ SPLITS: Mapping[str, Split] = {
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
     "falcon-h1": LLAMA3,
+    "lfm2": LLAMA3,
     "dbrx": Split(LLAMA3.patterns),
     "smaug-bpe": Split(LLAMA3.patterns),
     "chatglm-bpe": Split(LLAMA3.patterns),
@@ -70,6 +71,10 @@ SPLITS: Mapping[str, Split] = {
     "hunyuan-dense": DEEPSEEK3,
     "seed-coder": Split((rf"{SHORT}|{START}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}",)),
     "qwen2": Split((_letters(r"\p{N}"),), normalizer="NFC"),
+    "qwen35": Split(
+        (rf"{SHORT}|{START}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}",),
+        normalizer="NFC",
+    ),
     "deepseek-r1-qwen": Split((_letters(r"\p{N}"),)),
     "tekken": Split((_cased("", r"\p{N}"),), ignore_merges=True),
     "gpt-4o": Split((_cased(f"{SHORT}?", r"\p{N}{1,3}"),)),

@@ -129,7 +129,7 @@ def delta(job: Delta, unit: Unit) -> Staged:
     def body(buf: dict[str, Expr]) -> None:
         keys = job.key_heads * job.key_dim
         with v.parallel(job.heads) as head:
-            q = T.Bind(head // (job.heads // job.key_heads) * job.key_dim)
+            q = T.Bind(job.key_head(head) * job.key_dim)
             values = T.Bind(2 * keys + head * job.value_dim)
             rows(_Head(shape, buf, head, job, q, T.Bind(q + keys), values), chunked)
 

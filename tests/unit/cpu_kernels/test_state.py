@@ -19,9 +19,10 @@ CONVS = [
     )
 ]  # fmt: skip
 DELTAS = [
-    Delta(m, heads, key_heads, key_dim, value_dim, 32, 4, 4, 1e-6)
-    for m, heads, key_heads, key_dim, value_dim in (
+    Delta(m, heads, key_heads, key_dim, value_dim, 32, 4, 4, 1e-6, *tiled)
+    for m, heads, key_heads, key_dim, value_dim, *tiled in (
         (1, 4, 2, 16, 32), (4, 3, 3, 12, 20), (16, 2, 1, 8, 160), (64, 4, 2, 16, 32), (64, 2, 2, 20, 20),
+        (64, 6, 2, 12, 20, True),
     )
 ]  # fmt: skip
 SSMS = [
@@ -41,7 +42,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> CpuJobs:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
 def test_rows_of_three_sequences_and_padding(jobs: CpuJobs, job: Conv | Delta | Ssm) -> None:
-    """Outputs are those of the reference, and so are the pages; all other pages stay as they are."""
+    """Outputs and written pages equal those of the reference; all other pages stay unchanged."""
     inputs = state_inputs(job, np.random.default_rng(job.m))
     want = reference(job, inputs)
     got = jobs.run(job, inputs | {"out": np.full(job.out[0], 7, np.float32)})
