@@ -13,7 +13,7 @@ from nearfar.build.source import open_source
 from nearfar.build.targets import target_of
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from nearfar.build.weights.ways import way
-from tests.support.packed import CONFIG, answer, greedy, weights, write
+from tests.support.quantized import CONFIG, answer, greedy, weights, write
 
 WIDE = {**CONFIG, "hidden_size": 256, "head_dim": 64}
 

@@ -20,8 +20,8 @@ from nearfar.errors import BuildError
 from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.codes import BITS
 from nearfar.kernels.quantized import Held, Matrix, QuantTensor
-from tests.support.packed import CONFIG, weights, write
-from tests.support.packed_formats import gptq
+from tests.support.quantized import CONFIG, weights, write
+from tests.support.quantized_formats import gptq
 
 EVERYTHING = Held()
 LEVELS = OF_GGUF["Q4_K"]
