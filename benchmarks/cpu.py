@@ -165,12 +165,11 @@ def read_bandwidth(threads: int, clock: Any) -> float:
 
 def prepare(folder: Path, shape: str) -> tuple[Path, Path]:
     """A checkpoint of a shape with random weights, and its q4 artifact."""
-    checkpoint, artifact = folder / "checkpoint", folder / "artifact"
-    nearfar = [sys.executable, "-m", "nearfar"]
-    subprocess.run([*nearfar, "synth", shape, "-o", str(checkpoint)], check=True)
-    command = [*nearfar, "build", str(checkpoint), "--target", "cpu", "--quant", "q4", "-o", str(artifact)]
-    subprocess.run(command, check=True)
-    return checkpoint, artifact
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.shared.engines import artifact_of  # imports nearfar, which the peer's Python lacks
+
+    artifact = artifact_of(folder, shape, "cpu")
+    return folder / "checkpoint", artifact
 
 
 def in_process(python: str, *args: str) -> dict[str, float]:

@@ -1,16 +1,20 @@
-"""Does a fitted router beat chance? A small and a larger model answer questions with known results.
+r"""Does a fitted router beat chance? A small and a larger model answer questions with known results.
 
     python benchmarks/router_evidence.py answer out/small/cpu small.jsonl --questions DIR
     python benchmarks/router_evidence.py answer out/large/cpu large.jsonl --questions DIR
     python benchmarks/router_evidence.py read out/small/cpu known.jsonl --questions DIR
     python benchmarks/router_evidence.py show small.jsonl large.jsonl known.jsonl --questions DIR --picture curve.svg
     python benchmarks/router_evidence.py time out/small/cpu --questions DIR
+    python benchmarks/router_evidence.py turns out/small/cpu out/large/cpu known.jsonl small.jsonl large.jsonl \
+        --questions DIR --turns DIR
 
 DIR has `test.jsonl` of GSM8K. To these come arithmetic problems from templates in English, German and Chinese, and
 short questions of many kinds (router_questions.py). `answer` and `read` continue where they stopped. `show` fits
 routers to parts of the questions, and prints how they order the others; outcomes are the answers, compared with the
 results or executed. With `--recorded FILE`, a table of RouteLLM, the cloud is GPT-4 as recorded there, on GSM8K.
-`time` compares the time to the first token with and without reading the prompt for a router.
+`time` compares the time to the first token with and without reading the prompt for a router. `turns` answers the
+turns of MT-Bench whose result is a number (`question.jsonl` and `reference_answer` are in the folder), which no fit
+has seen: the other turns need a judge.
 """
 
 # ruff: noqa: E501
@@ -29,11 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from router_questions import Row, checked, varied
+from router_questions import Row, checked, turns_of, varied
 from sklearn.metrics import roc_auc_score
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.edge_runtime.openai.knowledge import knowledge, read_prompt
 from nearfar.fallback_server.bench.svg import Line, picture
 from nearfar.routing.confidence import entropy
 from nearfar.routing.difficulty import score as english
@@ -121,7 +125,7 @@ def questions(folder: Path, reasoning: int = 170, each: int = 28) -> list[Row]:
 
 def long(question: Row) -> bool:
     """Whether the answer shall be reasoned."""
-    return question["kind"] in ("gsm8k", "template")
+    return question["kind"] in ("gsm8k", "template", "mt-bench")
 
 
 def asked(question: Row) -> list[dict[str, str]]:
@@ -185,13 +189,46 @@ async def measure(artifact: Path, given: list[Row], count: int = 40) -> None:
         for looks in (at % 2 == 0, at % 2 == 1):
             engine.core.scheduler.table.forget()
             began = time.perf_counter()
-            if looks:
-                await knowledge(engine, asked(question), ask=False, tokens=tokens)
+            read = await read_prompt(engine, asked(question), ask=False, tokens=tokens) if looks else None
             await engine.chat.completions.create(asked(question), max_tokens=1, temperature=0.0)
             seconds[looks] = time.perf_counter() - began
+            if read is not None:
+                await read.release()
         ratios.append(seconds[True] / seconds[False])
     await engine.close()
     print(f"time to the first token with a look, over without: median {statistics.median(ratios):.3f}")
+
+
+async def turns(small: Path, large: Path, folder: Path, examples: list[Example], gains: Any) -> None:
+    """Print the turns of MT-Bench with a number as result: who answers right, and where they stand among the
+    examples in the order of a router that was fitted to these.
+    """
+    given = turns_of(folder)
+    engines = [await AsyncEngine.load(each, context=2048, kv_memory="600MB") for each in (small, large)]
+    tokens = row_tokens(engines[0].manifest.model.vocab_size)
+    new, sides = [], []
+    for question in given:
+        messages: Any = question["messages"]
+        params: Any = {"max_tokens": TOKENS, "temperature": 0.0}
+        texts = [
+            (await engine.chat.completions.create(messages, **params)).choices[0].message.content or ""
+            for engine in engines
+        ]
+        device, cloud = (is_right(question, text) for text in texts)
+        shown = await knowledge(engines[0], messages, ask=False, tokens=tokens)
+        new.append(Example(shown.model_dump(), float(device), float(cloud), "", "", ()))
+        sides.append((device, cloud))
+    for engine in engines:
+        await engine.close()
+    print(f"{len(given)} turns; device {sum(d for d, _ in sides)} right, cloud {sum(c for _, c in sides)}")
+    for probing in (False, True):
+        columns = Columns.of([*examples, *new], None, probing)
+        seen = np.arange(len(examples) + len(new)) < len(examples)
+        scores = columns.scores(columns[seen].fit(gains))
+        middle = np.median(scores[seen])
+        wanted = [score > middle for score in scores[~seen]]
+        right = sum(cloud if sent else device for sent, (device, cloud) in zip(wanted, sides, strict=True))
+        print(f"probe {probing}: {sum(wanted)} to the cloud at the examples' median, {right} right")
 
 
 def examples_of(
@@ -284,10 +321,11 @@ def draw(curves: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("what", choices=("answer", "read", "show", "time"))
+    parser.add_argument("what", choices=("answer", "read", "show", "time", "turns"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--questions", type=Path, required=True)
     parser.add_argument("--recorded", type=Path)
+    parser.add_argument("--turns", type=Path, help="the folder mt_bench")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     every = questions(given.questions)
@@ -297,7 +335,16 @@ def main() -> None:
     if given.what == "time":
         asyncio.run(measure(given.files[0], every))
         return
-    small, large, known = map(read, given.files)
+    files = given.files
+    if given.what == "turns":
+        small, large, known = read(files[3]), read(files[4]), read(files[2])
+        every = [q for q in every if q["id"] in small and q["id"] in large and q["id"] in known]
+        right = {q["id"]: is_right(q, large[q["id"]]["text"]) for q in every}
+        examples = examples_of(small, right, known, every)
+        gains = np.array([each.cloud > each.device for each in examples])
+        asyncio.run(turns(files[0], files[1], given.turns, examples, gains))
+        return
+    small, large, known = map(read, files)
     every = [q for q in every if q["id"] in small and q["id"] in known]
     if given.recorded:
         with given.recorded.open(encoding="utf-8") as file:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import random
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
 
 Row = dict[str, str]
 EACH = 24
@@ -242,3 +245,34 @@ def _runs(text: str, test: str) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
+
+
+NUMBERS = {
+    104: ("1", "2"), 111: ("3", ""), 112: ("12000", "2000"), 113: ("19", ""), 115: ("38", ""), 116: ("0", ""),
+    117: ("19", "9"), 118: ("0", "3"), 119: ("280", "350"), 120: ("0", "2"),
+}  # fmt: skip
+"""Results of MT-Bench's turns that are one number, by question and turn, computed by hand: three of GPT-4's reference
+answers are wrong (the area of 111, the root of 120, the probability of 114, which is left out).
+"""
+
+
+def turns_of(folder: Path) -> list[dict[str, Any]]:
+    """MT-Bench's turns with a number as result, as conversations. GPT-4's reference is the answer to a first turn."""
+
+    def lines(name: str) -> dict[int, Any]:
+        rows = map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
+        return {row["question_id"]: row for row in rows}
+
+    asked, references = lines("question.jsonl"), lines("reference_answer/gpt-4.jsonl")
+    end = ' Think in short steps. End with the line "Answer: <number>".'
+    made = []
+    for number, results in NUMBERS.items():
+        first, second = asked[number]["turns"]
+        before = references[number]["choices"][0]["turns"][0]
+        history = [{"role": "user", "content": first}, {"role": "assistant", "content": before}]
+        for turn, truth in enumerate(results):
+            if truth:
+                last = {"role": "user", "content": (first, second)[turn] + end}
+                row = {"id": f"mt-{number}-{turn}", "kind": "mt-bench", "language": "en", "truth": truth}
+                made.append({**row, "messages": [*(history if turn else []), last]})
+    return made

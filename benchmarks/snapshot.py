@@ -24,6 +24,9 @@ import numpy as np
 
 from nearfar.edge_runtime import Engine, SamplingParams
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.shared.engines import artifact_of
+
 QUESTION = 20
 
 
@@ -81,24 +84,6 @@ def in_process(args: argparse.Namespace, one: str) -> dict[str, float]:
     return result
 
 
-def prepare(folder: Path, shape: str) -> Path:
-    """The q4 artifact of a shape with random weights."""
-    nearfar = [sys.executable, "-m", "nearfar"]
-    subprocess.run([*nearfar, "synth", shape, "-o", str(folder / "checkpoint")], check=True)
-    build = [
-        "build",
-        str(folder / "checkpoint"),
-        "--target",
-        "cpu",
-        "--quant",
-        "q4",
-        "-o",
-        str(folder / "artifact"),
-    ]
-    subprocess.run([*nearfar, *build], check=True)
-    return folder / "artifact"
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -120,7 +105,7 @@ def main() -> None:
         print(json.dumps(measure(args)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        args.artifact = args.artifact or prepare(Path(folder), args.shape)
+        args.artifact = args.artifact or artifact_of(Path(folder), args.shape, "cpu")
         args.snapshot = Path(folder) / "prompt.snap"
         saved = in_process(args, "save")
         rounds = [(in_process(args, "cold"), in_process(args, "warm")) for _ in range(args.rounds)]

@@ -20,7 +20,7 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class Pair:
-    """The checkpoint of a build, and the adapter that is merged into it; None: none is."""
+    """The checkpoint of a build, and the adapter that is merged into it (None: no adapter is merged)."""
 
     checkpoint: str
     adapter: str | None = None
@@ -28,7 +28,8 @@ class Pair:
 
 def pair_of(checkpoint: str, adapter: str | None) -> Pair:
     """What a build reads: the checkpoint and the adapter that are given, or the adapter alone, with the model
-    that it names. Raises CheckpointError where an adapter is none, names no model, or is given twice.
+    that it names. Raises CheckpointError where `adapter` is not an adapter, where an adapter names no model,
+    and where two adapters are given.
     """
     alone = adapter_at(checkpoint)
     if alone is not None and adapter is not None:

@@ -50,7 +50,7 @@ def first_look(
 
 def check_chats(source: str) -> None:
     """Raise RequestError for a checkpoint without a chat template, as far as its small files, or the header
-    of a local GGUF file, say. Of an adapter its model's files say it.
+    of a local GGUF file, say. For an adapter the files of its model decide.
     """
     source = pair_of(source, None).checkpoint
     path = Path(source).expanduser()
@@ -94,7 +94,7 @@ def _check_settings(folder: Path, config: dict[str, Any], context: int | None, e
     from nearfar.build.unread import check_unread
     from nearfar.build.weights.checkpoint import DirectoryCheckpoint
     from nearfar.build.weights.mlc_directory import CONFIG as MLC_CONFIG
-    from nearfar.build.weights.packed import find_packed
+    from nearfar.build.weights.quantized import find_quantized
     from nearfar.edge_runtime.engine.sampling_params import defaults_of
     from nearfar.edge_runtime.text.templates import ChatTemplate
     from nearfar.step.reading import read_model
@@ -107,10 +107,10 @@ def _check_settings(folder: Path, config: dict[str, Any], context: int | None, e
     try:
         reading = read_model(config, (), context)
         check_unread(reading.config, reading.model_type)
-    except CheckpointError as error:  # of a model that others may compute
+    except CheckpointError as error:  # other programs may compute this model
         raise CheckpointError(f"{error}. {others_for(config)}") from error
     checkpoint = DirectoryCheckpoint(folder, folder.name, config, {})
-    find_packed(checkpoint)
+    find_quantized(checkpoint)
     try:
         defaults_of(checkpoint.generation_config)
         for template in checkpoint.chat_templates.all:

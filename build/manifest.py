@@ -129,7 +129,7 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
             m.group,
             reasons.get(name),
             report.carried.get(name),
-            _three_digits(report.steps.get(name)),
+            _three_digits(report.changes.get(name)),
             m.scales,
             tuple(StoredRows(piece.n, piece.bits, piece.group, piece.scales) for piece in m.pieces),
         )
@@ -165,8 +165,8 @@ def provenance(checkpoint: Checkpoint, sha256: str, report: Report, keys: bool) 
         "checkpoint": checkpoint.name,
         "checkpoint_sha256": sha256,
     }
-    if report.packed is not None:
-        made["checkpoint_format"] = report.packed
+    if report.checkpoint_format is not None:
+        made["checkpoint_format"] = report.checkpoint_format
     if keys and report.keys is not None:
         made["keys"] = report.keys
     return made | ({"skipped": report.skipped} if report.skipped else {})

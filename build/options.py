@@ -12,7 +12,17 @@ from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS, OF_TARGET, ROUNDED
 from nearfar.kernels.buckets import Buckets
 
-PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4", "GGUF", "MLC")
+QUANTIZED = (
+    "MLX",
+    "AWQ",
+    "GPTQ",
+    "compressed-tensors",
+    "fp8",
+    "bitsandbytes",
+    "mxfp4",
+    "GGUF",
+    "MLC",
+)
 """Formats of quantized checkpoints, in the order in which they are tried."""
 QUANT, GROUP_SIZE = "q4", 64  # the scheme if the command line names none and the checkpoint is not quantized
 MULTIPLIED_AS = ("float", "cooperative")

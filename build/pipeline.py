@@ -206,7 +206,7 @@ def _write_weights(
         }
         for names, each in alike:
             stream = WeightStream(
-                each.params, each.matrices, each.checkpoint, each.packed, each.keeps, each.report, solved
+                each.params, each.matrices, each.checkpoint, each.quantized, each.keeps, each.report, solved
             )
             stream.write([writers[name] for name in names], advance)
         return {name: writer.finish() for name, writer in writers.items()}, digest.result()

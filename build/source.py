@@ -17,11 +17,11 @@ from nearfar.build.unread import check_unread, foreign_code
 from nearfar.build.weights.adapted import merged
 from nearfar.build.weights.choice import choose_matrices
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.lora import open_lora
-from nearfar.build.weights.packed import find_packed
-from nearfar.build.weights.packed.contract import Packed, finer, held_in
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import Scheme
+from nearfar.build.weights.quantized import find_quantized
+from nearfar.build.weights.quantized.contract import Quantized, finer, held_in
 from nearfar.build.weights.stream import Report
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
@@ -39,7 +39,7 @@ from nearfar.step.reading import Reading, read_model, without_prefix
 
 @dataclass(frozen=True)
 class Source:
-    """The checked checkpoint. `packed`: its quantized matrices, if any; `keeps`: those whose codes are
+    """The checked checkpoint. `quantized`: its quantized matrices, if any; `keeps`: those whose codes are
     carried over. `answers`: how the model marks its answers, where it has a chat template. `sampling`: its
     sampling defaults. `rounding`: for each cache how 4-bit keys are rounded, where a calibration has found it
     (nearfar.format.kv.rounding). `notes`: lines for the user about how the checkpoint was read.
@@ -51,7 +51,7 @@ class Source:
     matrices: dict[str, Matrix]
     scheme: Scheme
     report: Report
-    packed: Packed | None
+    quantized: Quantized | None
     keeps: frozenset[str] = frozenset()
     answers: AnswerFormat | None = None
     sampling: SamplingDefaults = NOTHING
@@ -80,7 +80,7 @@ class Source:
                 f"target {target} has no kernels for groups of {min(there - set(held.groups))}: use "
                 f"--group-size {', '.join(map(str, held.groups))}, or build for this target apart"
             )
-        chosen = choose_matrices(self.params, self.checkpoint, self.scheme, self.packed, self.keeps, held)
+        chosen = choose_matrices(self.params, self.checkpoint, self.scheme, self.quantized, self.keeps, held)
         report = replace(chosen.report, skipped=self.report.skipped, keys=self.report.keys)
         scheme = held_in(self.scheme, held) or finer(self.scheme, held.groups) or self.scheme
         return replace(self, matrices=chosen.matrices, scheme=scheme, report=report, keeps=chosen.keeps)
@@ -96,11 +96,11 @@ def open_source(options: BuildOptions) -> Source:
     context = options.context or (longest_text(checkpoint.path) if embeds else None)
     reading = read_model(checkpoint.config, checkpoint.entries, context)
     check_unread(reading.config, reading.model_type)
-    packed = find_packed(checkpoint)
+    quantized = find_quantized(checkpoint)
     if pair.adapter is not None:
         lora = open_lora(folder_of(pair.adapter), short_name(pair.adapter))
-        checkpoint, packed = merged(checkpoint, packed, lora)
-    head = right_head(reading, checkpoint, packed, context, embeds)
+        checkpoint, quantized = merged(checkpoint, quantized, lora)
+    head = right_head(reading, checkpoint, quantized, context, embeds)
     reading = head.reading
     model = _with_end_tokens(reading.model, checkpoint)
     codec = _text(checkpoint, model)
@@ -110,16 +110,16 @@ def open_source(options: BuildOptions) -> Source:
         model, more = _with_more_ends(model, codec)
     answers = codec.answers if codec.has_template else None
     sampling = defaults_of(checkpoint.generation_config)
-    check_model(model, reading, checkpoint, packed, head.copy)
-    scheme, keeps = _scheme(options, packed)
+    check_model(model, reading, checkpoint, quantized, head.copy)
+    scheme, keeps = _scheme(options, quantized)
     params = model.step.params
-    chosen = choose_matrices(params, checkpoint, scheme, packed, keeps)
+    chosen = choose_matrices(params, checkpoint, scheme, quantized, keeps)
     report = chosen.report
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
-    carried = packed.notes if packed is not None and keeps else ()
+    carried = quantized.notes if quantized is not None and keeps else ()
     return Source(
-        checkpoint, reading, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling,
-        notes=(*head.notes, *carried, *filter(None, (more, *_surprises(reading)))),
+        checkpoint, reading, model, chosen.matrices, scheme, report, quantized, chosen.keeps, answers,
+        sampling, notes=(*head.notes, *carried, *filter(None, (more, *_surprises(reading)))),
     )  # fmt: skip
 
 
@@ -193,13 +193,13 @@ def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
         ) from error
 
 
-def _scheme(options: BuildOptions, packed: Packed | None) -> tuple[Scheme, frozenset[str]]:
+def _scheme(options: BuildOptions, quantized: Quantized | None) -> tuple[Scheme, frozenset[str]]:
     """The requested scheme, and the matrices that keep the checkpoint's codes: all that can, unless the
     options ask for others. Raises BuildError where the options exclude each other.
     """
     anew = options.requantize
     if anew is not None:
-        if packed is None:
+        if quantized is None:
             raise BuildError(
                 f"{options.checkpoint} is not quantized and --requantize asks for {anew}: use --quant {anew}"
             )
@@ -208,15 +208,15 @@ def _scheme(options: BuildOptions, packed: Packed | None) -> tuple[Scheme, froze
                 f"--quant {options.quant} and --requantize {anew} are both given: leave --quant out"
             )
         return Scheme.parse(anew, options.group_size or GROUP_SIZE), frozenset()
-    scheme = packed.scheme if packed is not None else None
-    if packed is None or scheme is None:
+    scheme = quantized.scheme if quantized is not None else None
+    if quantized is None or scheme is None:
         return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE), frozenset()
     asked = Scheme.parse(options.quant or scheme.name, options.group_size or scheme.group_size)
     if replace(asked, scales=scheme.scales) != scheme:
         raise BuildError(
-            f"{options.checkpoint} is quantized already ({packed.name}: {scheme.name}, group "
+            f"{options.checkpoint} is quantized already ({quantized.name}: {scheme.name}, group "
             f"{scheme.group_size}) and --quant asks for {asked.name}, group {asked.group_size}: leave "
             "--quant and --group-size out to keep its weights as they are, quantize them again with "
             f"--requantize {asked.name}, or build from the checkpoint that it was made from"
         )
-    return scheme, frozenset(name for name, found in packed.tensors.items() if found is not None)
+    return scheme, frozenset(name for name, found in quantized.tensors.items() if found is not None)

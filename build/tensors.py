@@ -12,8 +12,8 @@ import numpy as np
 
 from nearfar.build.weights.checks import check_tensors
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.contract import Packed, Wanted
 from nearfar.build.weights.quantize import slices, to_float32
+from nearfar.build.weights.quantized.contract import Quantized, Wanted
 from nearfar.kernels.quantized import Array
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -38,7 +38,7 @@ class Head:
 
 
 def right_head(
-    reading: Reading, checkpoint: Checkpoint, packed: Packed | None, context: int | None, embeds: bool
+    reading: Reading, checkpoint: Checkpoint, quantized: Quantized | None, context: int | None, embeds: bool
 ) -> Head:
     """Decide which head the model computes with: where config.json ties it to the embedding, but the
     checkpoint has a head with other values, that head. A model that `embeds` has none. Raises CheckpointError
@@ -54,20 +54,24 @@ def right_head(
     assert head is not None
     assert embed is not None
     tensor = head.pieces[0].tensor
-    held = _held_by(checkpoint, packed, tensor)
+    held = _held_by(checkpoint, quantized, tensor)
     if not held or embeds:
         return Head(reading, held)
-    check_model(own.model, own, checkpoint, packed)
+    check_model(own.model, own, checkpoint, quantized)
     tied = embed.pieces[0].tensor
     same = all(
-        np.array_equal(_rows(checkpoint, packed, tied, *rows), _rows(checkpoint, packed, tensor, *rows))
+        np.array_equal(_rows(checkpoint, quantized, tied, *rows), _rows(checkpoint, quantized, tensor, *rows))
         for rows in slices(embed.n, embed.k)
     )
     return Head(reading, held) if same else Head(own, notes=(OWN_HEAD,))
 
 
 def check_model(
-    model: Model, reading: Reading, checkpoint: Checkpoint, packed: Packed | None, more: Iterable[str] = ()
+    model: Model,
+    reading: Reading,
+    checkpoint: Checkpoint,
+    quantized: Quantized | None,
+    more: Iterable[str] = (),
 ) -> None:
     """Raise CheckpointError where the tensors are not the model's; `more`: tensors that may be there in
     addition.
@@ -75,8 +79,8 @@ def check_model(
     plain = {name: shape for param in model.step.params for name, shape in param.expected().items()}
     expected = {name: Wanted(shape) for name, shape in plain.items()}
     harmless: tuple[str, ...] = ()
-    if packed is not None:
-        expected, harmless = packed.expected(plain), tuple(packed.harmless(plain))
+    if quantized is not None:
+        expected, harmless = quantized.expected(plain), tuple(quantized.harmless(plain))
     unused = map(re.escape, (*reading.skipped, *model.unused, *harmless, *more))
     check_tensors(checkpoint, expected, (*IGNORABLE, *unused))
 
@@ -85,15 +89,15 @@ def _param(model: Model, name: str) -> Param | None:
     return next((param for param in model.step.params if param.name == name), None)
 
 
-def _held_by(checkpoint: Checkpoint, packed: Packed | None, matrix: str) -> tuple[str, ...]:
+def _held_by(checkpoint: Checkpoint, quantized: Quantized | None, matrix: str) -> tuple[str, ...]:
     """The checkpoint's tensors that hold a matrix; empty where it has no such matrix."""
-    if packed is not None and matrix in packed.tensors:
-        return packed.entries(matrix)
+    if quantized is not None and matrix in quantized.tensors:
+        return quantized.entries(matrix)
     return (matrix,) if matrix in checkpoint.entries else ()
 
 
-def _rows(checkpoint: Checkpoint, packed: Packed | None, name: str, start: int, stop: int) -> Array:
+def _rows(checkpoint: Checkpoint, quantized: Quantized | None, name: str, start: int, stop: int) -> Array:
     """Read rows of a matrix as floats, dequantized if it is quantized."""
-    if packed is not None and name in packed.tensors:
-        return packed.weights(name, start, stop)
+    if quantized is not None and name in quantized.tensors:
+        return quantized.weights(name, start, stop)
     return to_float32(checkpoint.read(name, start, stop))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nearfar.build.weights.packed.settings import PLACES
+from nearfar.build.weights.quantized.settings import PLACES
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 from nearfar.step.defaults import defaults_of
@@ -24,7 +24,7 @@ NEUTRAL = frozenset({
     "output_hidden_states", "output_attentions", "chunk_size_feed_forward", *PLACES,
 })  # fmt: skip
 """Keys of these classes that do not change the computation, or repeat another key;
-nearfar.build.weights.packed reads those of quantized weights.
+nearfar.build.weights.quantized reads those of quantized weights.
 """
 
 SWITCHES = frozenset({

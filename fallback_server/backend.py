@@ -18,8 +18,9 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of one request. `temperature` 0 is greedy. `logit_bias` maps token ids to what is
-    added to their logits. `seed` has 64 bits; with None the engine draws one.
+    """Sampling parameters of one request: fields of SamplingParams, without its checks. `temperature` 0 is
+    greedy. `logit_bias` maps token ids to what is added to their logits. `seed` has 64 bits; with None the
+    engine draws one.
     """
 
     temperature: float = 1.0
@@ -34,7 +35,7 @@ class Sampling:
 
 
 GRAMMAR_SECONDS = 5.0
-"""Seconds that compiling one grammar may take, without the start of its process."""
+"""Seconds of processor time that compiling one grammar may take, without the start of its process."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,9 @@ class EmbedRequest:
 
 
 @dataclass(frozen=True)
-class TokenEvent:
-    """One sampled token; the last event of a request has `finish`.
+class BackendEvent:
+    """One sampled token, as a backend reports it: an engine of a device has TokenEvent. The last event of a
+    request has `finish`.
 
     The first event carries `prompt_logprobs`: one entry per prompt token from `prompt_logprobs_from` on; that
     of the very first token is None.
@@ -171,7 +173,7 @@ class Backend(Protocol):
 
     info: BackendInfo
 
-    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: TokenRequest) -> AsyncIterator[BackendEvent]:
         """Start a request. Closing the iterator (aclose) cancels it.
 
         Raises RequestError for invalid ids or a prompt that is too long, OverloadError when it cannot take

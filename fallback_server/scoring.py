@@ -10,10 +10,10 @@ from nearfar.edge_runtime.engine.together import together
 from nearfar.errors import EngineError, RequestError
 from nearfar.fallback_server.backend import (
     Backend,
+    BackendEvent,
     LabelScores,
     Sampling,
     ScoreRequest,
-    TokenEvent,
     TokenRequest,
 )
 
@@ -64,7 +64,7 @@ async def _scored(
     return tuple(own)
 
 
-async def _first(events: AsyncIterator[TokenEvent]) -> Any:
+async def _first(events: AsyncIterator[BackendEvent]) -> Any:
     async for event in events:
         return event
     raise EngineError("the engine ended the request without an event")

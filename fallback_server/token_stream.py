@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Container, Coroutine
 from typing import Any
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
-from nearfar.fallback_server.backend import TokenEvent
+from nearfar.fallback_server.backend import BackendEvent
 
 UNREAD_BYTES = 256 << 20
 """Most unread bytes in all streams of an engine together. Above that, the stream with the most is ended."""
@@ -21,9 +21,9 @@ class Unread:
     def __init__(self, most: int = UNREAD_BYTES) -> None:
         self.most = most
         self.bytes = 0
-        self._streams: set[EventStream] = set()
+        self._streams: set[BackendStream] = set()
 
-    def add(self, stream: EventStream, count: int) -> None:
+    def add(self, stream: BackendStream, count: int) -> None:
         """Change a stream's unread bytes by `count`. Above the limit the stream with the most fails with
         OverloadError.
         """
@@ -37,7 +37,7 @@ class Unread:
             max(self._streams, key=lambda each: each.unread).fail(OverloadError(TOO_SLOW, 1.0))
 
 
-class EventStream:
+class BackendStream:
     """Events of a request, for `async for`. Unread events are counted in `all_unread` and kept small: a token
     without further data is kept as its id alone.
     """
@@ -45,15 +45,15 @@ class EventStream:
     def __init__(self, all_unread: Unread) -> None:
         self.unread = 0
         self._all_unread = all_unread
-        self._events: deque[TokenEvent | NearfarError | int] = deque()
+        self._events: deque[BackendEvent | NearfarError | int] = deque()
         self._came: asyncio.Future[None] | None = None
         self._ended = False  # the last event has been handed out, or no reader wants it
         self._closed = False  # no more events are taken
 
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+    def __aiter__(self) -> AsyncIterator[BackendEvent]:
         return self
 
-    async def __anext__(self) -> TokenEvent:
+    async def __anext__(self) -> BackendEvent:
         if self._ended:
             raise StopAsyncIteration
         while not self._events:
@@ -64,14 +64,14 @@ class EventStream:
         event = self._events.popleft()
         self._all_unread.add(self, -_size(event))
         if isinstance(event, int):
-            return TokenEvent(event)
+            return BackendEvent(event)
         if isinstance(event, NearfarError):
             self._ended = True
             raise event
         self._ended = event.finish is not None
         return event
 
-    def put(self, event: TokenEvent | NearfarError) -> None:
+    def put(self, event: BackendEvent | NearfarError) -> None:
         """Append an event for the reader."""
         if self._closed:
             return
@@ -101,14 +101,14 @@ class EventStream:
             self._came.set_result(None)
 
 
-def _kept(event: TokenEvent | NearfarError) -> TokenEvent | NearfarError | int:
+def _kept(event: BackendEvent | NearfarError) -> BackendEvent | NearfarError | int:
     """The compact form of an unread event: a token without further data becomes its id."""
-    if isinstance(event, TokenEvent) and event.token is not None and event == TokenEvent(event.token):
+    if isinstance(event, BackendEvent) and event.token is not None and event == BackendEvent(event.token):
         return event.token
     return event
 
 
-def _size(event: TokenEvent | NearfarError | int) -> int:
+def _size(event: BackendEvent | NearfarError | int) -> int:
     """Approximate bytes of memory of an event, measured with 20 alternatives and without."""
     if isinstance(event, int):
         return 36
@@ -118,7 +118,7 @@ def _size(event: TokenEvent | NearfarError | int) -> int:
     return 200 + 150 * len(event.top) + sum(350 + 150 * len(entry[1]) for entry in prompt if entry)
 
 
-class TaskStream(EventStream):
+class TaskStream(BackendStream):
     """Events of a request that a task computes."""
 
     def __init__(self, all_unread: Unread) -> None:
@@ -126,7 +126,7 @@ class TaskStream(EventStream):
         self.task: asyncio.Task[None] | None = None
 
     def fail(self, error: NearfarError) -> None:
-        """See EventStream."""
+        """See BackendStream."""
         super().fail(error)
         if self.task is not None:
             self.task.cancel()
@@ -179,7 +179,7 @@ class TaskStreams:
     async def cancel(self, request_id: str) -> None:
         """End a request, if it is under way."""
         if (stream := self._streams.get(request_id)) is not None:
-            stream.put(TokenEvent(None, "abort"))
+            stream.put(BackendEvent(None, "abort"))
             await stream.cancel()
 
     async def close(self, drain: float) -> None:

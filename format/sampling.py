@@ -30,6 +30,26 @@ class SamplingDefaults:
         return f"{said} (the checkpoint says nothing)" if self == UNSAID else said or "as OpenAI's"
 
 
+@dataclass(frozen=True)
+class Range:
+    """The values that a parameter may have; `above`: not `least` itself."""
+
+    least: float
+    most: float
+    above: bool = False
+
+
+RANGES = {
+    "temperature": Range(0.0, 100.0),
+    "top_p": Range(0.0, 1.0, above=True),
+    "min_p": Range(0.0, 1.0),
+    "repetition_penalty": Range(0.0, 100.0, above=True),
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+}
+"""The parameters of a request that are fractions. web/src/worker/engine/sampling.ts has the same ranges;
+tests/vectors/requests holds them in both languages.
+"""
 NAMES = tuple(field.name for field in fields(SamplingDefaults))
 NOTHING = SamplingDefaults()
 UNSAID = SamplingDefaults(temperature=0.8, top_p=0.95, top_k=40, min_p=0.05)

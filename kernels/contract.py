@@ -4,9 +4,9 @@ each job.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.kv import Float, KvDtype
@@ -76,12 +76,23 @@ class Packing(Protocol):
         ...
 
 
+Formula = Callable[[Any], Any]
+"""A function of one value as an expression of TIR: takes and returns float32."""
+
+
 class Kernels(Packing, Protocol):
     """The kernels of one program, with static shapes. The outputs of a stage are its last arguments."""
 
     @property
     def activations(self) -> Float:
         """Dtype of the values between kernels, except the residual stream, which is float32."""
+        ...
+
+    @property
+    def formulas(self) -> Mapping[str, Formula]:
+        """Formulas of activations that stand by themselves, by the name of Relax's operator; TVM's hold for
+        all others.
+        """
         ...
 
     def projects(self, job: Project) -> bool:

@@ -4,7 +4,7 @@ into.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,21 +93,32 @@ class Matrix:
 class Held:
     """What a target can store: group sizes, ways of storing scales, and whether the rows of a matrix can
     differ (Matrix.pieces).
+
+    `widens`: tensors that are computed together are stored alike where that loses nothing, with the most
+    bits of theirs, because pieces take time.
     """
 
     groups: tuple[int, ...] = GROUPS
     scales: tuple[Scales, ...] = ALL
     pieces: bool = True
+    widens: bool = False
 
     @staticmethod
     def pairs(groups: tuple[int, ...] = GROUPS) -> Held:
         """What a target can store that has float16 pairs alone."""
         return Held(groups, (PAIRS,), pieces=False)
 
+    def apart(self, stored: Iterable[Scales]) -> bool:
+        """Whether rows that store their scales in these ways, or in one way with codes of different bits, are
+        stored in pieces: scales of two levels have no other way without loss.
+        """
+        return self.pieces and (not self.widens or any(scales.superblock for scales in stored))
+
     def holds(self, matrix: Matrix) -> bool:
         """Whether a target that can store this can store a matrix."""
         if matrix.pieces:
-            return self.pieces and all(map(self.holds, matrix.pieces))
+            apart = self.apart(piece.scales for piece in matrix.pieces)
+            return apart and all(map(self.holds, matrix.pieces))
         return not matrix.quantized or (matrix.group in self.groups and matrix.scales in self.scales)
 
 

@@ -24,8 +24,8 @@ MAX_ID = 256
 @dataclass(frozen=True)
 class Passing:
     """How events are passed on. `model`: the name that the client uses, where the server has another.
-    `usage`: the client asked for the usage. `options`: the client's other options of the stream. `whole`:
-    they are merged to a whole answer.
+    `usage`: the client asked for the usage. `options`: the client's other options of the stream. `whole`: the
+    events are merged into a whole answer.
     """
 
     model: str | None = None
@@ -53,8 +53,8 @@ class Answer:
         return len(self._finished) == self._answers
 
     def read(self, found: Sequence[bytes]) -> Chunk:
-        """Read events that came together. What is wrong with one is raised by `check`, when those before it
-        were given.
+        """Read events that came together. `check` raises the error of an invalid event, after the events
+        before it were passed on.
         """
         parts: list[Piece] = []
         kept: list[bytes] = []

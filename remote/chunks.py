@@ -49,8 +49,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Passed(Piece):
-    """A part of an answer with the server's events that have it. `data` is sent instead of what the piece
-    says; it is empty where an earlier piece had the events.
+    """A part of an answer with the server's events that carry it. `data` is sent instead of the piece itself;
+    it is empty where an earlier piece had the events.
     """
 
     data: bytes = b""

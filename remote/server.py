@@ -45,7 +45,8 @@ NATIVE = (
     "/v1/score", "/v1/classify", "/v1/decisions", "/v1/systemone", "/v1/tokenize", "/v1/detokenize",
     "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
 )  # fmt: skip
-"""Paths that are requested as clients request them, of servers that list them in their OpenAPI description.
+"""Paths that are requested as clients request them, of servers that list them in their OpenAPI
+description.
 """
 PATHS = (
     MODELS, OPENAPI, CHAT, COMPLETIONS, EMBEDDINGS, *NATIVE,
@@ -53,7 +54,7 @@ PATHS = (
 )  # fmt: skip
 """The only paths that are ever requested."""
 Paths = Mapping[str, Place]
-"""Paths of NATIVE that a server lists, with where it has them."""
+"""Paths of NATIVE that a server lists, each with its place on that server."""
 ANSWER_BYTES = 64 << 20
 """Largest whole answer in bytes: 256 embeddings of 8,192 numbers as text are smaller."""
 LIST_BYTES, ERROR_BYTES, OPENAPI_BYTES = 1 << 20, 16 << 10, 8 << 20

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.grammars.compiler import available
-from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.edge_runtime.openai.knowledge import ReadPrompt, read_prompt
 from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.parameters import ChatParams, template_variables
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
@@ -50,12 +50,21 @@ CLOSING_SECONDS = 1.0
 @dataclass(frozen=True)
 class Told:
     """What a model shows about a prompt (Knowledge, as a dictionary), its name, and what a router for it is
-    tied to (`artifact_of`).
+    tied to (`artifact_of`). `read`: the prompt in the device's cache, held until the answer has begun.
     """
 
     knowledge: Mapping[str, Any]
     model: str
     artifact: str
+    read: ReadPrompt
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of a decision record."""
+        return {"knowledge": self.knowledge, "model": self.model, "artifact": self.artifact}
+
+    async def release(self) -> None:
+        """Let the device forget the prompt: the answer has begun, or comes from elsewhere."""
+        await self.read.release()
 
 
 class EngineDevice:
@@ -117,9 +126,10 @@ class EngineDevice:
         ask: bool,
         tokens: Seq[int] | None,
     ) -> Told | None:
-        """Return what the model shows about a prompt; its pages stay in the cache for the answer. None where
-        there is no engine, where the prompt does not fit, and for prompts with tools. `ask`: also ask the
-        model whether it can answer. `tokens`: those that show the last hidden row; None: as for records.
+        """Return what the model shows about a prompt, which stays in the cache until the caller releases it.
+        None where there is no engine, where the prompt does not fit, and for prompts with tools. `ask`: also
+        ask the model whether it can answer. `tokens`: those that show the last hidden row; None: as for
+        records.
         """
         engine = await self.open()
         if engine is None or not engine.codec.has_template or params.get("tools"):
@@ -127,13 +137,13 @@ class EngineDevice:
         variables = template_variables(cast(ChatParams, params))
         try:
             async with asyncio.timeout(self._timeouts.device_first_token):
-                made = await knowledge(
+                read = await read_prompt(
                     engine, messages, ask=ask, variables=variables,
                     tokens=row_tokens(engine.manifest.model.vocab_size) if tokens is None else tokens,
                 )  # fmt: skip
         except (NearfarError, TimeoutError):  # the decision's own checks and the answer tell why
             return None
-        return Told(made.model_dump(), engine.manifest.model.name, artifact_of(engine))
+        return Told(read.knowledge.model_dump(), engine.manifest.model.name, artifact_of(engine), read)
 
     async def state(self) -> DeviceState:
         """Return the device's present state. `queue_seconds` is the time for the prompts of other

@@ -44,7 +44,7 @@ class Probe:
     mean: float
 
     def value(self, row: Seq[Seq[float]]) -> float:
-        """What it adds to a regression; 0 where the row of a Knowledge lacks one of its tokens."""
+        """The probe's term in a regression; 0 where the row of a Knowledge lacks one of its tokens."""
         known = {int(token): logprob for token, logprob in row}
         if not known.keys() >= set(self.tokens):
             return 0.0
@@ -59,7 +59,7 @@ class Regression:
     """Logistic regression: bias + Σ weights · (features − mean) / scale + probe. A missing feature counts as
     its mean.
 
-    `auroc`: of examples that were kept back in turns.
+    `auroc`: measured on examples that were held out in turns.
     """
 
     features: tuple[str, ...]
@@ -81,8 +81,8 @@ class Regression:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the curve, from examples that were kept back: the quality, in the outcomes' unit, when
-    `share` of the prompts go to the cloud.
+    """A point of the curve, from held-out examples: the quality, in the outcomes' unit, when `share` of the
+    prompts go to the cloud.
 
     These are prompts whose probability is at least `threshold`, and answers whose probability after the first
     tokens is at least `limit`; None: no answer is given up. `money`: the cloud's price of a thousand
@@ -158,7 +158,7 @@ class FittedRouter:
 
     @classmethod
     def load(cls, path: Path) -> FittedRouter:
-        """Read a router. Raises RequestError for a file that is none."""
+        """Read a router. Raises RequestError for any other file."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -30,11 +30,11 @@ FOLDS, ROUNDS = 5, 5
 LEAST = 40
 """The fewest examples that are fitted; with fewer, the curve says nothing."""
 STRENGTH = 0.3
-"""Inverse of the L2 penalty: few examples, correlated features."""
+"""Inverse of the L2 penalty; it is small because examples are few and features are correlated."""
 HELD = 8
 """Tokens of an answer that are looked at before it is shown, if the caller does not say."""
 DIRECTIONS, PROBE_STRENGTH = 30, 0.03
-"""Main directions of the last hidden row that a probe weighs, and the inverse of the L2 penalty then."""
+"""Number of main directions of the last hidden row that a probe uses, and the inverse of its L2 penalty."""
 STEPS = 20
 """Points of a curve after the first one."""
 PARTS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -126,9 +126,9 @@ def _lines(path: Path, needed: Seq[str]) -> list[dict[str, Any]]:
 
 
 def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> FittedRouter:
-    """Fit a router whose threshold sends half of the prompts to the cloud. Its curve and its AUROC are of
-    scores that each example got from a fit to others. `tokens`: how many first tokens of an answer it may
-    look at. `probe`: it also looks at the last hidden row.
+    """Fit a router whose threshold sends half of the prompts to the cloud. Its curve and its AUROC are
+    computed from held-out scores: each example is scored by a fit to other examples. `tokens`: how many first
+    tokens of an answer the router may use. `probe`: it also uses the last hidden row.
     """
     if len(examples) < LEAST:
         raise RequestError(f"{len(examples)} examples have outcomes: at least {LEAST} are needed", "records")
@@ -256,8 +256,9 @@ def _regression(columns: Columns, gains: Array) -> tuple[Regression, Array]:
 def curve_of(
     early: Array, examples: Seq[Example], late: Array | None = None, part: float = 1.0
 ) -> tuple[Point, ...]:
-    """Shares from 0 to 1 in equal steps, with the quality if the prompts with the highest scores go. `part`
-    of them go for their score before the first token, `early`, the others for the one after it, `late`.
+    """Shares from 0 to 1 in equal steps, each with the quality if that share of the prompts, those with the
+    highest scores, goes to the cloud. The fraction `part` of them is chosen by the scores before the first
+    token (`early`), the rest by the scores after the first tokens (`late`).
     """
     device = np.array([each.device for each in examples])
     gain = np.array([each.cloud for each in examples]) - device

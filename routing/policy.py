@@ -42,7 +42,7 @@ def _check(options: object) -> None:
 
 
 def _wrong(name: str, kind: str, value: object) -> str | None:
-    """Describe the values that a field allows; None if this value is one."""
+    """Describe the values that a field allows; None if this value is allowed."""
     if name == "router":
         allowed = isinstance(value, Mapping | Path | str | None)
         return None if allowed else f"a file, the JSON of a router, {RECORD!r} or None"

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,31 +154,38 @@ class Router:
         mode = hints.mode or self.policy.mode
         size = await self._measure(call, mode)
         scored = mode == "auto" and private_by is None
-        told = await self._told(call) if scored else None
-        difficulty = self._difficulty(messages, told) if scored else None
-        request = Request(
-            prompt_tokens=size.prompt,
-            max_tokens=call.max_tokens,
-            expected_tokens=hints.expected_tokens,
-            features=features_of(messages, params),
-            difficulty=difficulty,
-            mode=hints.mode,
-            conversation=self._conversation(hints.conversation, size),
-        )
-        request, states, private_by = await self._seen(request, marks, hints, private_by)
-        decision, would = decide(request, states.device, states.cloud, states.policy), None
-        if self._threshold is not None and difficulty is not None and private_by is None:
-            self._threshold.observe(difficulty)
-        if self.policy.shadow is not None:
-            would, decision = decision, self._preferring(self.policy.shadow, request, states)
-        name = f"d-{secrets.token_hex(8)}"
-        plan = RoutePlan(name, call, hints, request, states, decision, would, None, marks, private_by, told)
-        if decision.route is None:
-            error = _refusal(decision)
-            self.record(plan, {"error": type(error).__name__})
-            raise error
-        self.retries.request()
-        return replace(plan, ticket=self._ticket(plan, decision.route, decision.cost))
+        async with AsyncExitStack() as until_planned:
+            told = await self._told(call) if scored else None
+            if told is not None:
+                until_planned.push_async_callback(told.release)
+                self._check_told(told)
+            difficulty = self._difficulty(messages, told) if scored else None
+            request = Request(
+                prompt_tokens=size.prompt,
+                max_tokens=call.max_tokens,
+                expected_tokens=hints.expected_tokens,
+                features=features_of(messages, params),
+                difficulty=difficulty,
+                mode=hints.mode,
+                conversation=self._conversation(hints.conversation, size),
+            )
+            request, states, private_by = await self._seen(request, marks, hints, private_by)
+            decision, would = decide(request, states.device, states.cloud, states.policy), None
+            if self._threshold is not None and difficulty is not None and private_by is None:
+                self._threshold.observe(difficulty)
+            if self.policy.shadow is not None:
+                would, decision = decision, self._preferring(self.policy.shadow, request, states)
+            name = f"d-{secrets.token_hex(8)}"
+            plan = RoutePlan(
+                name, call, hints, request, states, decision, would, None, marks, private_by, told
+            )
+            if decision.route is None:
+                error = _refusal(decision)
+                self.record(plan, {"error": type(error).__name__})
+                raise error
+            self.retries.request()
+            until_planned.pop_all()  # now the run releases the prompt
+            return replace(plan, ticket=self._ticket(plan, decision.route, decision.cost))
 
     def private_by(self, plan: RoutePlan) -> PrivateBy | None:
         """The reason why a request is private now; later requests may have made it private since its
@@ -272,7 +279,7 @@ class Router:
             "outcome": outcome,
         }
         if plan.told is not None and private_by is None:
-            line |= asdict(plan.told)
+            line |= plan.told.as_json()
         if self.policy.record_text and private_by is None:
             line["text"] = {"messages": [dict(message) for message in plan.call.messages], "answer": answer}
         self.records.add(line)
@@ -393,10 +400,12 @@ class Router:
         if fitted is None or not isinstance(self.device, EngineDevice):
             return None
         ask, tokens = (fitted.asks, fitted.row_tokens) if isinstance(fitted, FittedRouter) else (False, None)
-        told = await self.device.knowledge(call.messages, call.params, ask, tokens)
-        if told is not None and isinstance(fitted, FittedRouter):
-            fitted.check(told.artifact, told.model)
-        return told
+        return await self.device.knowledge(call.messages, call.params, ask, tokens)
+
+    def _check_told(self, told: Told) -> None:
+        """Raise RequestError for a router that is tied to another model."""
+        if isinstance(self._fitted, FittedRouter):
+            self._fitted.check(told.artifact, told.model)
 
     def judge(self, plan: RoutePlan) -> Judge | None:
         """Return the judge of the first tokens of a device's answer; None where the router has none."""

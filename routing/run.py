@@ -120,6 +120,7 @@ class Run:
         finally:
             for leg in list(self._legs.values()):
                 await self._settle(leg, "left")
+            await self._release()
             self._end(error)
 
     # Performing the table's actions.
@@ -193,6 +194,11 @@ class Run:
             await asyncio.wait([leg.task])
         await leg.source.aclose()
 
+    async def _release(self) -> None:
+        """Give up the prompt that was read for the decision. An answer on the device has its own sequence."""
+        if self.plan.told is not None:
+            await self.plan.told.release()
+
     async def _waited(self) -> bool:
         """Wait for a retry. Returns False where the policy or the budget has none left."""
         retry_after = self._error.retry_after if isinstance(self._error, SideError) else None
@@ -257,6 +263,8 @@ class Run:
         side = leg.ticket.side
         try:
             while (piece := await anext(leg.source, None)) is not None:
+                if not piece.empty:
+                    await self._release()
                 self._parts += not piece.empty and not leg.count
                 leg.count += piece.tokens
                 leg.usage = piece.usage or leg.usage

@@ -1,4 +1,4 @@
-"""Writes build/weights/packed/gguf_grids.json: the tables of ggml's types IQ1, IQ2 and IQ3, from the
+"""Writes build/weights/quantized/gguf_grids.json: the tables of ggml's types IQ1, IQ2 and IQ3, from the
 installed package gguf.
 
     python scripts/freeze_grids.py
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.build.weights.packed.gguf_grids import TABLES
+from nearfar.build.weights.quantized.gguf_grids import TABLES
 
 TYPES = ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 """The types with a table of their own."""

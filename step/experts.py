@@ -54,8 +54,12 @@ class Moe:
     factors: str | None = None
     at: str = "mlp"
     router: str = "gate"
-    names: tuple[str, str, str] = NAMES
+    names: tuple[str, ...] = NAMES
     """The tensors of gate, up and down in each expert, where a checkpoint stores each expert by itself."""
+    gated: bool = True
+    """Whether experts have a gate; without one, `names` has up and down, and `stacked` a tensor
+    [experts, inner, hidden] of up.
+    """
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     """The tensors [experts, 2·inner, hidden] and [experts, hidden, inner] of all experts, where a checkpoint
     stores them in one tensor each.
@@ -86,11 +90,11 @@ def experts(
     route = routed(s, router_input or x, layer, m)
     stacked = [
         [TensorPiece(f"{source}.{tensor}", count * m.experts, stack=m.experts)]
-        for tensor, count in zip(m.stacked, (2 * m.inner, hidden), strict=True)
+        for tensor, count in zip(m.stacked, ((1 + m.gated) * m.inner, hidden), strict=True)
     ]
     apart = [
         each_expert(f"{source}.experts", m.experts, *part)
-        for part in ((m.inner, m.names[:2]), (hidden, m.names[2:]))
+        for part in ((m.inner, m.names[:-1]), (hidden, m.names[-1:]))
     ]
     (first, last), (other_first, other_last) = (apart, stacked) if m.apart else (stacked, apart)
     out = s.append(
@@ -98,6 +102,7 @@ def experts(
             s.fresh("experts"), x.name, route.name,
             s.matrix(f"{name}.experts.gate_up", first, x.width, m.experts, otherwise=other_first),
             s.matrix(f"{name}.experts.down", last, m.inner, m.experts, otherwise=other_last), m.activation,
+            gated=m.gated,
         )
     )  # fmt: skip
     return out if m.shared is None else s.add(out, _shared(s, x, layer, m.shared, hidden))

@@ -170,6 +170,7 @@ def param_record(param: Param) -> dict[str, Any]:
             record["order"] = dataclasses.asdict(piece.order)
         record |= {"stack": piece.stack} if piece.stack else {}
         record |= {"transposed": True} if piece.transposed else {}
+        record |= {"scale": piece.scale} if piece.scale != 1.0 else {}
         pieces.append(record)
     record = {"name": param.name, "pieces": pieces}
     record |= {"k": param.k} if param.is_matrix else {}

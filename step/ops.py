@@ -327,7 +327,8 @@ class Experts(Op):
 
     `route`: the result of Route. `gate_up` stacks matrices [2·inner, k], `down` matrices [n, inner]; their
     biases are stacked alike. `clamp` (alpha, limit): h = (clip(up, ±limit) + 1) · g·σ(alpha·g) with g =
-    min(gate, limit), instead of `activation` (gpt-oss).
+    min(gate, limit), instead of `activation` (gpt-oss). Without `gated`, `gate_up` stacks matrices
+    [inner, k], and h = activation(gate_up_e·x + gate_up_bias_e).
     """
 
     op: ClassVar = "experts"
@@ -339,6 +340,7 @@ class Experts(Op):
     gate_up_bias: Vector | None = None
     down_bias: Vector | None = None
     clamp: tuple[float, float] | None = None
+    gated: bool = True
 
     def out_width(self, of: Shapes) -> int:
         """The rows of an expert's last matrix."""
@@ -353,8 +355,10 @@ class Experts(Op):
             yield from of.long(self.down_bias, 1, last.n)
         if first.stack != last.stack:
             yield f"has {first.stack} experts in {self.gate_up} and {last.stack} in {self.down}"
-        elif (rows := first.n // first.stack) != 2 * last.k:
+        elif (rows := first.n // first.stack) != (1 + self.gated) * last.k:
             yield f"has {rows} rows for each expert in {self.gate_up}, and {last.k} inputs in {self.down}"
+        if self.clamp is not None and not self.gated:
+            yield "clamps a gate that it does not have"
         if of.widths[self.route] % 2:
             yield f"reads {self.route} of {of.widths[self.route]} columns: numbers, and as many weights"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.folders import HOME
-from tests.support import groups, times, turns
+from tests.support import certificates, groups, times, turns
 from tests.support.artifacts import Built
 from tests.support.kept import use_kept
 
@@ -24,6 +24,7 @@ os.environ.setdefault("NEARFAR_READY", "no")
 # Content-addressed results are shared by all tests, and by the next session: `nearfar-tests` in the user's
 # folder for caches, which can be deleted at any time.
 use_kept(os.environ)
+certificates.share()
 
 # A shell without job control starts background commands with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.
@@ -32,7 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run has a home of its own: no test reads or writes the user's keys, lists, models and caches."""
+    """Give the run a home of its own, so that no test reads or writes the user's keys, lists, models and
+    caches.
+    """
     times.install(config)
     if not hasattr(config, "workerinput"):  # workers inherit the folder
         home = tempfile.mkdtemp(prefix="nearfar-tests-home-")
@@ -51,9 +54,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 ALONE = ("e2e/test_ray", "e2e/test_soak")
-"""Tests that take the whole machine (servers under load): `make test` runs them one by one, the others side
-by side. A processor idles meanwhile: a test that waits for events, however long they take, is none of these.
+"""Tests that take the whole machine (servers under load): `make test` runs them one by one and the others
+side by side. A processor idles while they run, so a test that only waits for events, however long, does not
+belong here.
 """
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m alone`, leave out files without such tests: to import all files takes 15 CPU seconds."""
+    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+        return None
+    path = collection_path.relative_to(Path(__file__).parent).as_posix()
+    return None if path.startswith(ALONE) or "mark.alone" in collection_path.read_text() else True
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
@@ -71,9 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """`built("classics-7M", "q4")`: the OUT folder of that build, made once a session.
+    """`built("classics-7M", "q4")` gives the OUT folder of that build, which is made once a session.
 
-    NEARFAR_TEST_ARTIFACTS names a folder where they stay from session to session.
+    NEARFAR_TEST_ARTIFACTS names a folder in which builds are kept from session to session.
     """
     kept = os.environ.get("NEARFAR_TEST_ARTIFACTS")
     return Built(Path(kept) if kept else tmp_path_factory.mktemp("artifacts"))

@@ -1,4 +1,4 @@
-"""Where the data beside the project lies; tests that need it are skipped where it is absent."""
+"""Finds the shared data beside the project; tests that need missing data are skipped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 def shared_data(*parts: str) -> Path:
-    """Path of a shared file or folder, e.g. shared_data("models", "stories260K"); skips the test if it is
-    not there.
+    """Path of a shared file or folder, e.g. shared_data("models", "stories260K"); skips the test if it does
+    not exist.
     """
     root = Path(os.environ.get("NEARFAR_SHARED", Path(__file__).parents[2] / "shared" / "data"))
     path = root.joinpath(*parts)

@@ -10,8 +10,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.gguf.names import pair_rows
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import to_float32
 from peers.gguf_model import _add_shape, _add_tokenizer, _head_dim
 from peers.llama_convert import gguf_name

@@ -15,19 +15,19 @@ import numpy as np
 from safetensors.numpy import save_file
 from transformers import AutoConfig
 
-from nearfar.build.weights.containers import open_checkpoint
-from nearfar.build.weights.packed import find_packed
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import to_float32
+from nearfar.build.weights.quantized import find_quantized
 
 
 def convert(file: Path, folder: Path) -> None:
     """Write the folder, which may be there already."""
     source = open_checkpoint(file)
-    packed = find_packed(source)
-    quantized = packed.tensors if packed is not None else {}
+    quantized = find_quantized(source)
+    coded = quantized.tensors if quantized is not None else {}
     weights = {
-        name: packed.weights(name, 0, stored.shape[0])
-        if packed is not None and name in quantized
+        name: quantized.weights(name, 0, stored.shape[0])
+        if quantized is not None and name in coded
         else to_float32(source.read(name))
         for name, stored in source.entries.items()
     }

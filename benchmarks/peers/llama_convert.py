@@ -37,7 +37,7 @@ def convert(checkpoint: Path, output: Path) -> None:
     import gguf
     import numpy as np
 
-    from nearfar.build.weights.containers import open_checkpoint
+    from nearfar.build.weights.opening import open_checkpoint
     from nearfar.build.weights.quantize import to_float32
     from peers.gguf_model import _add_shape, _add_tokenizer
 

@@ -4,9 +4,9 @@ The loss of storing a matrix in fewer bits is estimated as its error times its s
 h·(w - ŵ)², with h the mean of squares of each input; the sensitivity is what the next token's distribution
 loses (the Kullback-Leibler divergence from the float model's, per position) for one such error, measured with
 that matrix alone at PROBE bits and all others float. A model of embeddings loses the cosine distance of its
-vectors from the float model's. Costs of several matrices add up, as far as they are small. Of all choices at
-a size the one with the least sum is a knapsack's; the steps of each matrix are taken in the order of what
-they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
+vectors from the float model's. Costs of several matrices add up, as far as they are small. Finding the least
+sum at a given size is a knapsack problem: the steps of each matrix are taken in the order of what they gain
+per byte, over the lower convex hull of its sizes (H. Everett, 1963).
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ PROBE = 3
 of the model still works.
 """
 WINDOWS, LENGTH = 8, 256
-"""Number and length in tokens of the windows that costs are measured with, taken evenly from all of the text.
+"""Number and length in tokens of the windows that costs are measured with, taken evenly from all of
+the text.
 """
 ANSWERS = 4
-"""The next token is computed at one position in ANSWERS: a large vocabulary takes as long as the layers do.
+"""The next token is computed at one position in ANSWERS: a large vocabulary takes as long as the
+layers do.
 """
 
 

@@ -78,7 +78,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def unit(x: Array, eps: float) -> Array:
-    """X over its length, along the last axis."""
+    """Scale x to length 1 along its last axis."""
     return np.asarray(x / np.sqrt((x * x).sum(-1, keepdims=True) + x.dtype.type(eps)))
 
 

@@ -26,7 +26,7 @@ from nearfar.step.model import Step
 from nearfar.step.operation import Op
 
 Update = Callable[[Array, Array], Array]
-"""From rows [B] and the states before them [B, heads, depth, head_dim] to the states behind them."""
+"""Maps rows [B] and the states before them [B, heads, depth, head_dim] to the states after them."""
 
 
 class Run(Protocol):
@@ -230,7 +230,7 @@ def experts(run: Run, op: ops.Experts) -> Array:
     x, top = run.values[op.x], run.values[op.route].shape[1] // 2
     chosen, weights = run.values[op.route][:, :top].astype(np.int64), run.values[op.route][:, top:]
     gate_up, down = run.weights[op.gate_up], run.weights[op.down]
-    stack = len(gate_up) // (2 * down.shape[1])
+    stack = len(gate_up) // ((1 + op.gated) * down.shape[1])
     first, last = (part.reshape(stack, -1, part.shape[1]) for part in (gate_up, down))
     biases = [None if name is None else run.weights[name].reshape(stack, -1) for name in
               (op.gate_up_bias, op.down_bias)]  # fmt: skip
@@ -239,16 +239,18 @@ def experts(run: Run, op: ops.Experts) -> Array:
         rows, place = np.nonzero(chosen == expert)
         own = [None if bias is None else bias[expert] for bias in biases]
         run.choose(op.gate_up, int(expert), x[rows])
-        gate, up = np.split(linear(x[rows], first[expert], own[0]), 2, -1)
-        hidden = gated(op, gate, up)
+        hidden = hidden_values(op, linear(x[rows], first[expert], own[0]))
         run.choose(op.down, int(expert), hidden)
         made = linear(hidden, last[expert], own[1])
         np.add.at(out, rows, made * weights[rows, place][:, None])
     return out
 
 
-def gated(op: ops.Experts, gate: Array, up: Array) -> Array:
-    """The hidden values of an expert."""
+def hidden_values(op: ops.Experts, x: Array) -> Array:
+    """The hidden values of an expert, of its first product."""
+    if not op.gated:
+        return ACTIVATIONS[op.activation](x)
+    gate, up = np.split(x, 2, -1)
     if op.clamp is None:
         return np.asarray(ACTIVATIONS[op.activation](gate) * up)
     alpha, limit = map(gate.dtype.type, op.clamp)

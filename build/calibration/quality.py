@@ -42,7 +42,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
             )
         return
     if source.keeps:
-        kept = source.packed.name if source.packed is not None else ""
+        kept = source.quantized.name if source.quantized is not None else ""
         raise BuildError(
             f"--quality {options.quality} chooses codes, but the codes of {options.checkpoint} ({kept}) are "
             f"kept: leave --quality out, or quantize them again with --requantize {source.scheme.name}"

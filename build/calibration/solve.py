@@ -80,10 +80,10 @@ class FloatWeights(Mapping[str, Array]):
 
 def rows_of(source: Source, name: str, start: int = 0, stop: int | None = None) -> Array:
     """Read rows [start, stop) of a checkpoint's tensor as floats, dequantized where it is quantized."""
-    packed = source.packed
+    quantized = source.quantized
     param = next(param for param in source.params if name in param.tensors)
-    if packed is not None and name in packed.tensors:
-        return packed.weights(name, *slice(start, stop).indices(param.tensors[name])[:2])
+    if quantized is not None and name in quantized.tensors:
+        return quantized.weights(name, *slice(start, stop).indices(param.tensors[name])[:2])
     return read_rows(source.checkpoint, param.piece(name), param, start, stop)
 
 

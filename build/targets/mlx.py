@@ -23,7 +23,6 @@ from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
 from nearfar.kernels.quantized import Held, QuantTensor
-from nearfar.step.ops import Ssm
 from nearfar.step.params import Param
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 
@@ -116,11 +115,9 @@ class MlxTarget:
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Raise BuildError for layers of Mamba-2; for an exported function of an embedding model, with
-        experts or with layers that keep more than keys and values; without mlx installed.
+        """For an exported function, raise BuildError without mlx installed, and for an embedding model,
+        experts or layers that keep more than keys and values.
         """
-        if any(isinstance(op, Ssm) for op in source.model.step.ops):
-            raise BuildError("target mlx has no state space of Mamba-2. Build for cpu or wasm")
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(

@@ -7,21 +7,21 @@ B sequences, L new tokens each, S cached ones, R rows of logits each; all four a
   tokens int32 [B, L]; positions int32 [B, L], −1: padding, which nobody attends to
   rows int32 [B, R]: for which of the L tokens logits are wanted
   cached int32 [B, S]: the positions of the cached tokens; S may be 0
-  k.i, v.i [B, kv_heads, S, head_dim] in the model's dtype: of cache i, whose sizes the file's metadata tells
+  k.i, v.i [B, kv_heads, S, head_dim] in the model's dtype: keys and values of cache i (sizes: see metadata)
   logits float32 [B, R, vocab]; the cache comes back with S + L tokens
 
 Attention goes by position: a token sees what lies at positions 0 … its own. So sequences of different lengths
 need no mask: they are padded on either side, in any step.
 
-The list of the step is walked by the runtime's own interpreter; here is what stands in for the paged cache,
-and weights as the file has them. A function that is traced without shapes (`shapeless`) may use no primitive
-whose parameters hold a size that is free. In MLX 0.32 these are Slice, Reshape to such sizes, Gather along
-any axis but the first (which keeps the traced sizes and says nothing), and what they are hidden in: indexing
-with integers or slices, mx.take, mx.fast.rope with an offset, mx.fast.scaled_dot_product_attention with a
-mask, mx.dequantize. What is used here instead: take_along_axis, flatten and unflatten, products.
+The runtime's own interpreter walks the list of the step; this module replaces the paged cache, and reads
+weights as the file has them. A function that is traced without shapes (`shapeless`) must not use a primitive
+whose parameters hold a free size. In MLX 0.32 these primitives are Slice, Reshape to free sizes, and Gather
+along any axis but the first (which keeps the traced sizes without an error). They are hidden in indexing with
+integers or slices, mx.take, mx.fast.rope with an offset, mx.fast.scaled_dot_product_attention with a mask,
+and mx.dequantize. This module uses take_along_axis, flatten, unflatten and products instead.
 
-The file names the device that it runs on. Written where MLX has no GPU, it runs on the CPU everywhere; so
-write it on a Mac:
+The file names the device that it runs on. A file that was written where MLX has no GPU runs on the CPU
+everywhere; so write it on a Mac:
 
     python -m nearfar.build.targets.mlx_function ARTIFACT      # needs mlx, not TVM
 """

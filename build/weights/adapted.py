@@ -16,8 +16,8 @@ import numpy as np
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.container import Checkpoint, Stored
 from nearfar.build.weights.lora import Delta, Lora
-from nearfar.build.weights.packed.contract import Carried, Packed, Shape, Wanted
 from nearfar.build.weights.quantize import F32, Scheme, to_float32
+from nearfar.build.weights.quantized.contract import Carried, Quantized, Shape, Wanted
 from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
@@ -47,18 +47,18 @@ class Merge:
     untied: Mapping[str, str]
 
 
-def merged(base: Checkpoint, packed: Packed | None, lora: Lora) -> tuple[Checkpoint, Packed | None]:
+def merged(base: Checkpoint, quantized: Quantized | None, lora: Lora) -> tuple[Checkpoint, Quantized | None]:
     """A checkpoint and its quantized matrices with an adapter merged into them. Raises CheckpointError where
     the adapter changes tensors that the checkpoint lacks, or has in another shape.
     """
-    merge = _named(base, packed, lora)
+    merge = _named(base, quantized, lora)
     checkpoint = AdaptedCheckpoint(base, lora, merge)
-    return checkpoint, None if packed is None else AdaptedPacked(packed, merge)
+    return checkpoint, None if quantized is None else AdaptedQuantized(quantized, merge)
 
 
-def _named(base: Checkpoint, packed: Packed | None, lora: Lora) -> Merge:
+def _named(base: Checkpoint, quantized: Quantized | None, lora: Lora) -> Merge:
     """The adapter's tensors by the checkpoint's names, which may be spelled otherwise than the modules."""
-    there = [*base.entries, *(packed.tensors if packed is not None else ())]
+    there = [*base.entries, *(quantized.tensors if quantized is not None else ())]
     names = {_plain(name): name for name in there if not name.removeprefix("model.").startswith(OTHER_PARTS)}
     deltas = {names.get(_plain(f"{module}.weight"), ""): delta for module, delta in lora.deltas.items()}
     inside = [head for start, head in SPELLINGS if any(name.startswith(f"{start}layers.") for name in there)]
@@ -72,9 +72,9 @@ def _named(base: Checkpoint, packed: Packed | None, lora: Lora) -> Merge:
             f"{lora.path}: the adapter changes {some(lost)}, which {base.name} does not have as tensors of "
             f"its own: it belongs to another model{f' ({lora.base})' if lora.base else ''}"
         )
-    quantized = set(packed.tensors) if packed is not None else set()
+    coded = set(quantized.tensors) if quantized is not None else set()
     for name, delta in deltas.items():
-        if name not in quantized and delta.shape != base.entries[name].shape:
+        if name not in coded and delta.shape != base.entries[name].shape:
             raise CheckpointError(
                 f"{lora.path}: the adapter's {name} is {list(delta.shape)}, and {base.name} has "
                 f"{list(base.entries[name].shape)}: it belongs to another model"
@@ -83,7 +83,7 @@ def _named(base: Checkpoint, packed: Packed | None, lora: Lora) -> Merge:
     changed = [name for name, delta in deltas.items() if delta.turned] if head not in (*there, *whole) else []
     if lora.tied or not changed:
         untied: dict[str, str] = {}
-    elif changed[0] in quantized:
+    elif changed[0] in coded:
         raise CheckpointError(
             f"{lora.path}: the adapter changes the embedding, which is also the head of {base.name} and is "
             "quantized there: merge it into the unquantized model"
@@ -91,8 +91,8 @@ def _named(base: Checkpoint, packed: Packed | None, lora: Lora) -> Merge:
     else:
         untied = {head: changed[0]}
     return Merge(
-        {name: delta for name, delta in deltas.items() if name not in quantized},
-        {name: delta for name, delta in deltas.items() if name in quantized},
+        {name: delta for name, delta in deltas.items() if name not in coded},
+        {name: delta for name, delta in deltas.items() if name in coded},
         whole,
         untied,
     )
@@ -192,50 +192,50 @@ def _sum(entry: Stored) -> Sum:
     return Sum(dtype, entry.shape, entry.bytes)
 
 
-class AdaptedPacked:
+class AdaptedQuantized:
     """Quantized matrices of which an adapter changes some: these are dequantized, and quantized again. See
-    nearfar.build.weights.packed.contract.Packed.
+    nearfar.build.weights.quantized.contract.Quantized.
     """
 
-    def __init__(self, packed: Packed, merge: Merge) -> None:
-        self._packed, self._merge = packed, merge
+    def __init__(self, quantized: Quantized, merge: Merge) -> None:
+        self._quantized, self._merge = quantized, merge
         changed = {*merge.anew, *merge.whole}
         self.tensors: Mapping[str, Scheme | None] = {
             name: None if name in changed else scheme
-            for name, scheme in packed.tensors.items()
+            for name, scheme in quantized.tensors.items()
             if name not in merge.whole
         }
-        self.name = packed.name
-        self.scheme = packed.scheme
-        self.notes = packed.notes
+        self.name = quantized.name
+        self.scheme = quantized.scheme
+        self.notes = quantized.notes
 
     def kind(self, tensor: str) -> str:
         """How a matrix is quantized in the checkpoint, and that an adapter changes it."""
-        return f"{self._packed.kind(tensor)}{' with the adapter' if tensor in self._merge.anew else ''}"
+        return f"{self._quantized.kind(tensor)}{' with the adapter' if tensor in self._merge.anew else ''}"
 
     def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
         """The tensors that the checkpoint must have."""
         kept = {name: shape for name, shape in plain.items() if name not in self._merge.whole}
-        return self._packed.expected(kept) | {
+        return self._quantized.expected(kept) | {
             name: Wanted(plain[name]) for name in self._merge.whole if name in plain
         }
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
         """Further tensors that have no effect; of matrices that the adapter replaces, their codes."""
-        replaced = [name for name in self._merge.whole if name in self._packed.tensors]
-        codes = {entry for name in replaced for entry in self._packed.entries(name)}
-        return {*self._packed.harmless(plain), *codes}
+        replaced = [name for name in self._merge.whole if name in self._quantized.tensors]
+        codes = {entry for name in replaced for entry in self._quantized.entries(name)}
+        return {*self._quantized.harmless(plain), *codes}
 
     def entries(self, tensor: str) -> tuple[str, ...]:
         """The checkpoint's tensors that hold a matrix."""
-        return self._packed.entries(tensor)
+        return self._quantized.entries(tensor)
 
     def carry(self, tensor: str, start: int, stop: int, scales: Scales = PAIRS) -> Carried:
         """Rows of a matrix that the adapter leaves as it is."""
-        return self._packed.carry(tensor, start, stop, scales)
+        return self._quantized.carry(tensor, start, stop, scales)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
         """Rows [start, stop) dequantized, with what the adapter adds to them."""
-        rows = self._packed.weights(tensor, start, stop)
+        rows = self._quantized.weights(tensor, start, stop)
         delta = self._merge.anew.get(tensor)
         return rows if delta is None else rows + delta.rows(start, stop)

@@ -13,8 +13,8 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.errors import CheckpointError
 from nearfar.kernels.quantized import Array
 
-if TYPE_CHECKING:  # the formats import containers, and containers imports this module
-    from nearfar.build.weights.packed.contract import Wanted
+if TYPE_CHECKING:  # the formats import opening.py, which imports this module
+    from nearfar.build.weights.quantized.contract import Wanted
 
 NAMED_FINDINGS = 40  # findings of each kind in one error message
 PIECE = 8 << 20  # the number of values that are checked at a time

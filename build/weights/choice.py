@@ -9,8 +9,8 @@ from itertools import groupby
 import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.contract import Packed, finer, held_in, joint
 from nearfar.build.weights.quantize import Scheme
+from nearfar.build.weights.quantized.contract import Quantized, finer, held_in, joint
 from nearfar.build.weights.stream import KEPT, Report
 from nearfar.format.scales import PAIRS
 from nearfar.kernels.quantized import Held, Matrix
@@ -50,25 +50,25 @@ def choose_matrices(
     params: Sequence[Param],
     checkpoint: Checkpoint,
     scheme: Scheme,
-    packed: Packed | None = None,
+    quantized: Quantized | None = None,
     keeps: Collection[str] = (),
     held: Held = EVERYTHING,
 ) -> SchemeChoice:
     """Choose how each matrix is stored: quantized where its width allows, else float16 (float32 for a float32
     tensor with scheme none).
 
-    `keeps`: the matrices of `packed` whose codes are carried over. If there are any, matrices that are floats
-    in the checkpoint stay floats, and codes that a target cannot hold (`held`) are requantized, finer.
+    `keeps`: the matrices of `quantized` whose codes are carried over. If there are any, matrices that are
+    floats in the checkpoint stay floats, and codes that a target cannot hold (`held`) are requantized, finer.
     """
     matrices, report, kept = {}, Report(), set[str]()
-    report.packed = packed.name if packed is not None else None
+    report.checkpoint_format = quantized.name if quantized is not None else None
     if keeps:
         report.method = KEPT
     for param in params:
         if not param.is_matrix:
             continue
-        carries = packed is not None and bool(keeps)
-        codes = _codes(param, packed, scheme, keeps, held) if packed and carries else _Codes(scheme)
+        carries = quantized is not None and bool(keeps)
+        codes = _codes(param, quantized, scheme, keeps, held) if quantized and carries else _Codes(scheme)
         reason = (
             codes.reason or (None if codes.keeps else _kept_float(param)) or _why_dense(param, codes.scheme)
         )
@@ -81,22 +81,22 @@ def choose_matrices(
             wide = scheme.bits == 0 and any(checkpoint.entries[name].dtype == np.float32 for name in names)
             matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16, stack=param.stack)
             report.dense.append({"name": param.name, "reason": reason or ""})
-        if packed and carries:
+        if quantized and carries:
             becomes = "float16" if reason or codes.scheme is None else codes.scheme.label
-            lost = [name for name in param.tensors if name in packed.tensors and name not in kept]
-            report.anew.update((packed.kind(name), becomes) for name in lost)
+            lost = [name for name in param.tensors if name in quantized.tensors and name not in kept]
+            report.anew.update((quantized.kind(name), becomes) for name in lost)
     return SchemeChoice(matrices, report, frozenset(kept))
 
 
-def _codes(param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str], held: Held) -> _Codes:
+def _codes(param: Param, quantized: Quantized, scheme: Scheme, keeps: Collection[str], held: Held) -> _Codes:
     """Choose the scheme of a matrix in a checkpoint of which all, some or none of the matrix's tensors are
     quantized.
 
     Tensors that are computed together are stored as floats where one of them is a float, which loses less
     than codes would. Otherwise each is stored in its own scheme; or, if the target has no matrices in pieces,
-    all are stored in the scheme that holds all their codes.
+    or none is lost by it (`held.widens`), all are stored in the scheme that holds all their codes.
     """
-    floats = [name for name in param.tensors if name not in packed.tensors]
+    floats = [name for name in param.tensors if name not in quantized.tensors]
     if len(floats) == len(param.tensors):
         return _Codes(None, "not quantized in the checkpoint")
     if floats:
@@ -105,16 +105,17 @@ def _codes(param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str],
     kept: set[str] = set()
     anew = replace(scheme, scales=PAIRS)
     for name in param.tensors:
-        has = packed.tensors[name] if name in keeps else None
+        has = quantized.tensors[name] if name in keeps else None
         holds = held_in(has or anew, held)
         if has is not None and holds is not None:
             kept.add(name)
         made = holds or finer(has or anew, held.groups)
         if made is None:
             there = ", ".join(map(str, held.groups))
-            return _Codes(None, f"{packed.kind(name)} has no finer codes in groups of {there}")
+            return _Codes(None, f"{quantized.kind(name)} has no finer codes in groups of {there}")
         found.append(made)
-    if held.pieces and len(set(found)) > 1 and _apart(param) and all(each.fits(param.k) for each in found):
+    apart = held.apart(each.scales for each in found) and _apart(param)
+    if apart and len(set(found)) > 1 and all(each.fits(param.k) for each in found):
         rows = tuple(zip(param.tensors.values(), found, strict=True))
         return _Codes(joint(found), keeps=frozenset(kept), rows=rows)
     return _Codes(joint(found), keeps=frozenset(kept))

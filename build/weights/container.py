@@ -1,7 +1,7 @@
 """The interface of checkpoints, independent of how their bytes are stored; each container is one file.
 
 A container (a directory of safetensors, a GGUF file, MLC's shards) finds tensors and names them;
-nearfar.build.weights.packed says how a matrix is quantized within its tensors.
+nearfar.build.weights.quantized says how a matrix is quantized within its tensors.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ WHY: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Delta:
-    """What is added to a matrix: scale · b · a. `a` [r, k] and `b` [n, r] are float32; `turned`: of an
-    embedding, whose matrix is the product transposed.
+    """What is added to a matrix: scale · b · a. `a` [r, k] and `b` [n, r] are float32. `turned`: the matrix
+    is an embedding, to which the transposed product is added.
     """
 
     a: F32
@@ -75,8 +75,9 @@ class Delta:
 @dataclass(frozen=True)
 class Lora:
     """An adapter. `deltas`: by the names of its model's modules in transformers; `whole`: tensors that
-    replace the model's (`modules_to_save`), by their names there, as names in `files`. `tied`: a change of
-    the embedding is one of a head that is the embedding, too; peft leaves such a head as it is otherwise.
+    replace the model's (`modules_to_save`), as names in `files` by their names in the model. `tied`: where
+    the head is the embedding, a change of the embedding also changes the head; otherwise peft leaves the
+    head unchanged.
     """
 
     path: Path
@@ -106,7 +107,7 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
 
 def open_lora(path: Path, name: str) -> Lora:
     """Open the folder of an adapter. Raises CheckpointError for missing or damaged files, other kinds of
-    adapters, and tensors that belong to none.
+    adapters, and tensors that do not belong to an adapted module.
     """
     config = read_json(path / ADAPTER)
     check_config(config, str(path / ADAPTER))

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from nearfar.build.weights.checks import check_finite
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.contract import Packed
 from nearfar.build.weights.quantize import (
     LARGEST,
     METHOD,
@@ -31,6 +30,7 @@ from nearfar.build.weights.quantize import (
     stack,
     to_float32,
 )
+from nearfar.build.weights.quantized.contract import Quantized
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
@@ -97,13 +97,13 @@ class Report:
     method: str = METHOD
     rounded: int = 0
     """Scales and biases of a quantized checkpoint that float16 could not hold exactly."""
-    packed: str | None = None
+    checkpoint_format: str | None = None
     """The format that the checkpoint is quantized in."""
     carried: dict[str, Carriage] = field(default_factory=dict)
     """How each matrix was carried over that the checkpoint has quantized; the worst case of its sources."""
-    steps: dict[str, float] = field(default_factory=dict)
-    """By how many steps (distances of two codes) a matrix's weights changed at most, where its codes were
-    carried over and its offsets rounded.
+    changes: dict[str, float] = field(default_factory=dict)
+    """By how much a matrix's weights changed at most, in distances of two codes, where its codes were carried
+    over and its offsets rounded.
     """
     anew: Counter[tuple[str, str]] = field(default_factory=Counter)
     """The number of tensors that were requantized in a build that keeps codes, by their format in the
@@ -134,20 +134,20 @@ class _Done:
 
     piece: Piece
     carried: Carriage | None = None
-    step: float = 0.0
+    change: float = 0.0
     rounded: int = 0
 
 
 @dataclass(frozen=True)
 class WeightStream:
-    """Yields the parameters of a checkpoint as slices, in order. `keeps`: the matrices of `packed` whose
+    """Yields the parameters of a checkpoint as slices, in order. `keeps`: the matrices of `quantized` whose
     codes are carried over; the others are quantized again.
     """
 
     params: Sequence[Param]
     matrices: dict[str, Matrix]
     checkpoint: Checkpoint
-    packed: Packed | None
+    quantized: Quantized | None
     keeps: Collection[str]
     report: Report
     solved: Solved | None = None
@@ -187,7 +187,7 @@ class WeightStream:
         report.rounded += done.rounded
         if done.carried is not None:
             report.carried[name] = max(report.carried.get(name, "exact"), done.carried, key=CARRIED.index)
-            report.steps[name] = max(report.steps.get(name, 0.0), done.step)
+            report.changes[name] = max(report.changes.get(name, 0.0), done.change)
 
     def _slices(self) -> Iterator[tuple[_Job, _Done]]:
         """Yield the slices in order; threads work on the next ones."""
@@ -221,19 +221,21 @@ class WeightStream:
         if not job.param.is_matrix:
             return _Done(to_float32(self._finite(job)))
         matrix = self._stored(job)
-        packed = self.packed if self.packed is not None and job.tensor in self.packed.tensors else None
-        if packed is not None and matrix.quantized and job.tensor in self.keeps:
-            found = packed.carry(job.tensor, job.start, job.stop, matrix.scales)
+        quantized = (
+            self.quantized if self.quantized is not None and job.tensor in self.quantized.tensors else None
+        )
+        if quantized is not None and matrix.quantized and job.tensor in self.keeps:
+            found = quantized.carry(job.tensor, job.start, job.stop, matrix.scales)
             rows = _centred(found.rows, matrix).widened(matrix.bits, matrix.group, matrix.k)
-            return _Done(rows, CARRIED[1] if found.step else CARRIED[0], found.step, found.rounded)
-        anew: Carriage | None = "requantized" if packed is not None else None
+            return _Done(rows, CARRIED[1] if found.change else CARRIED[0], found.change, found.rounded)
+        anew: Carriage | None = "requantized" if quantized is not None else None
         if self.solved is not None and job.tensor in self.solved:
             return _Done(self.solved[job.tensor][slice(job.start, job.stop)], anew)
         if not matrix.quantized:
             return _Done(_dense(self._finite(job), matrix, job.tensor), anew)
-        dtype = np.dtype(np.float32) if packed is not None else self.checkpoint.entries[job.tensor].dtype
+        dtype = np.dtype(np.float32) if quantized is not None else self.checkpoint.entries[job.tensor].dtype
         piece = Slice.empty(job.stop - job.start, matrix.k, matrix.group, dtype)
-        if packed is None and dtype == piece.rows.dtype and not job.param.piece(job.tensor).stack:
+        if quantized is None and dtype == piece.rows.dtype and not job.param.piece(job.tensor).stack:
             self.checkpoint.read_into(job.tensor, job.start, piece.rows)
         else:
             piece.rows[...] = self._rows(job)
@@ -253,8 +255,8 @@ class WeightStream:
 
     def _rows(self, job: _Job) -> Array:
         """Read a slice as floats, dequantized where the checkpoint has codes."""
-        if self.packed is not None and job.tensor in self.packed.tensors:
-            return self.packed.weights(job.tensor, job.start, job.stop)
+        if self.quantized is not None and job.tensor in self.quantized.tensors:
+            return self.quantized.weights(job.tensor, job.start, job.stop)
         return read_rows(self.checkpoint, job.param.piece(job.tensor), job.param, job.start, job.stop)
 
     def _finite(self, job: _Job) -> Array:
@@ -264,8 +266,8 @@ class WeightStream:
 
     def _bytes(self, job: _Job) -> int:
         """The checkpoint's bytes that a slice was made from; their sum is the tensors' size."""
-        packed = self.packed is not None and job.tensor in self.packed.tensors
-        names = self.packed.entries(job.tensor) if self.packed is not None and packed else (job.tensor,)
+        coded = self.quantized is not None and job.tensor in self.quantized.tensors
+        names = self.quantized.entries(job.tensor) if self.quantized is not None and coded else (job.tensor,)
         sizes = [self.checkpoint.entries[name].bytes for name in names]
         rows = job.param.tensors[job.tensor]
         return sum(size * job.stop // rows - size * job.start // rows for size in sizes)
@@ -296,7 +298,7 @@ def read_rows(
     checkpoint: Checkpoint, piece: TensorPiece, param: Param, start: int = 0, stop: int | None = None
 ) -> Array:
     """Read rows [start, stop) of the tensor of a piece, as the parameter has them: [rows, k], or [rows] of a
-    vector. Of a tensor with several matrices all that have such rows are read.
+    vector. If the tensor holds several matrices, the rows of all of them are read.
     """
     if not piece.stack and not piece.transposed:
         return checkpoint.read(piece.tensor, start, stop)

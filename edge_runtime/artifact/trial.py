@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from nearfar.edge_runtime.artifact.kept import Kept
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.artifact.trial_notes import TrialNotes
 from nearfar.edge_runtime.artifact.variants import Candidate, Kind, ProgramChoice, Why, compare, line_up
 from nearfar.edge_runtime.devices import Device, Settings
 from nearfar.edge_runtime.executors.base import Executor
@@ -55,7 +55,7 @@ def open_best(
         program = untried(programs, adapter)
         why: Why = "only" if len(programs) == 1 else "first" if device_class is None else "software"
         return open_one(program), program, ProgramChoice(program.name, why)
-    kept = Kept(str(artifact.data.get(FIELD)), adapter)
+    kept = TrialNotes(str(artifact.data.get(FIELD)), adapter)
     failed: set[str] = set()
     while True:
         finalists = line_up(programs, device_class, {*kept.lost, *failed})
@@ -70,7 +70,9 @@ def open_best(
             return tried
 
 
-def known(finalists: Sequence[Candidate], kept: Kept, failed: Collection[str] = ()) -> ProgramChoice | None:
+def known(
+    finalists: Sequence[Candidate], kept: TrialNotes, failed: Collection[str] = ()
+) -> ProgramChoice | None:
     """The choice if no trial is needed, else None. If all finalists have failed, the first one is chosen."""
     names = [program.name for program in finalists]
     if len(names) == 1 or {*names} & {*kept.lost, *failed}:
@@ -85,7 +87,7 @@ def _try_all(
     artifact: Artifact,
     finalists: Sequence[Program],
     device: Device,
-    kept: Kept,
+    kept: TrialNotes,
     open_one: Open,
     context: Context,
     failed: set[str],

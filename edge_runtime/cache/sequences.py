@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -115,13 +116,25 @@ class SequenceTable:
         """The number of further sequences that can be opened."""
         return self._slots - len(self.sequences)
 
-    def longest(self, rows: int, context: int, now: bool = False) -> int:
-        """The most positions, up to `context`, of a sequence that advances by up to `rows` a step.
-
-        The sequence has the whole cache for itself; with `now`, only the pages that no sequence holds.
+    def longest(self, rows: int, context: int) -> int:
+        """The most positions, up to `context`, of a sequence that advances by up to `rows` a step and has the
+        whole cache for itself.
         """
-        counts = [self.available_in(g) if now else self.allocators[g].count for g in range(len(self.windows))]
+        return self._longest(rows, context, [allocator.count for allocator in self.allocators])
+
+    def longest_now(self, rows: int, context: int, without: Seq[Sequence] = ()) -> int:
+        """The same in the pages that no sequence holds, or only those of `without`."""
+        counts = [self.available_in(g) + self._held_alone(g, without) for g in range(len(self.windows))]
+        return self._longest(rows, context, counts)
+
+    def _longest(self, rows: int, context: int, counts: Seq[int]) -> int:
         return min(w.longest(count, rows, context) for w, count in zip(self.windows, counts, strict=True))
+
+    def _held_alone(self, group: int, sequences: Seq[Sequence]) -> int:
+        """The number of a group's pages that these sequences hold and no other does."""
+        held = Counter(page for sequence in sequences for page in sequence.held[group].pages)
+        refs = self.allocators[group].refs
+        return sum(refs[page] == count for page, count in held.items())
 
     def pages_for(self, length: int) -> int:
         """Pages that `length` tokens fill; the last page may be partly filled."""

@@ -24,7 +24,7 @@ from nearfar.edge_runtime.engine.reading import Reading
 from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, TokenEvent, outside
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
-from nearfar.edge_runtime.engine.steps import Done, Run, StepBuilder
+from nearfar.edge_runtime.engine.steps import Done, Run, StepWriter
 from nearfar.edge_runtime.engine.warming import of_decode, run_each
 from nearfar.edge_runtime.progress import Ready, Teller
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory, RequestError
@@ -94,7 +94,7 @@ class EngineCore:
         table = SequenceTable(pages, cache.page_size, cache.slots, windows, strides)
         self.context = table.longest(MAX_STEP, min(context or model.context_length, model.context_length))
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
-        self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
+        self._new_builder = partial(StepWriter, manifest, program, feed=pipelined)
         self._builder = self._new_builder()
         self._compiled: set[Run] = set()  # runs whose kernels are known to be compiled
         self.compiling = KernelWait()

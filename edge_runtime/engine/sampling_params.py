@@ -9,7 +9,7 @@ from typing import Any
 
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.format.requests import MAX_STOPS
-from nearfar.format.sampling import NAMES, UNSAID, SamplingDefaults
+from nearfar.format.sampling import NAMES, RANGES, UNSAID, Range, SamplingDefaults
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_TOP_LOGPROBS = TOP_LOGPROBS
@@ -41,12 +41,8 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, above=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name, values in RANGES.items():
+            _number(name, getattr(self, name), values)
         _integer("top_k", self.top_k, 0, 2**31 - 1)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
@@ -57,7 +53,7 @@ class SamplingParams:
         _stops(self.stop)
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 2**31 - 1)
-            _number("logit_bias", bias, -100.0, 100.0)
+            _number("logit_bias", bias, Range(-100.0, 100.0))
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for token ids that the model does not have."""
@@ -93,8 +89,9 @@ def defaults_of(generation_config: Mapping[str, Any]) -> SamplingDefaults:
     return SamplingDefaults(**given) if given else UNSAID
 
 
-def _number(param: str, value: object, low: float, high: float, above: bool = False) -> None:
-    """Raise RequestError unless `value` is a finite number in [low, high], or in (low, high] if `above`."""
+def _number(param: str, value: object, values: Range) -> None:
+    """Raise RequestError unless `value` is a number within `values`."""
+    low, high, above = values.least, values.most, values.above
     wanted = f"a number in {'(' if above else '['}{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{param} must be {wanted}, not {value!r}", param)

@@ -111,10 +111,11 @@ class Scheduler:
     @property
     def free_tokens(self) -> int:
         """Tokens that new requests could put into the cache now, as one request or as a full context in each
-        slot.
+        slot. Requests that only hold their pages make room for others.
         """
         everything = self.limits.context * self.limits.max_logits
-        return self.table.longest(self.limits.max_rows, everything, now=True)
+        idle = [request.sequence for request in self.running if request.idle and request.sequence]
+        return self.table.longest_now(self.limits.max_rows, everything, idle)
 
     def add(self, request: Request) -> None:
         """Queue a request."""

@@ -127,7 +127,7 @@ class _SlotState:
     constrained: bool = False
 
 
-class StepBuilder:
+class StepWriter:
     """Builds the device's work for steps, and remembers the device's state of each slot."""
 
     def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:

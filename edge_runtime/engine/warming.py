@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nearfar.edge_runtime.engine.device_thread import DeviceThread
-from nearfar.edge_runtime.engine.steps import Run, StepBuilder
+from nearfar.edge_runtime.engine.steps import Run, StepWriter
 
 
 def of_decode(runs: Sequence[Run]) -> list[Run]:
@@ -19,7 +19,7 @@ def of_decode(runs: Sequence[Run]) -> list[Run]:
 
 
 async def run_each(
-    runs: Sequence[Run], builder: StepBuilder, device: DeviceThread, tell: Callable[[int, int], None]
+    runs: Sequence[Run], builder: StepWriter, device: DeviceThread, tell: Callable[[int, int], None]
 ) -> None:
     """Run each function over padding rows, which leaves no traces; `tell` gets the number done
     and the total.

@@ -191,6 +191,12 @@ def place(
     return row * math.prod(shape[1:]) + column
 
 
+def put(target: Array, buffer: str, data: Array, row: int, column: int) -> None:
+    """Write to a buffer in the host's memory: see Executor.write."""
+    start = place(buffer, target.shape, target.dtype, data, row, column)
+    target.reshape(-1)[start : start + data.size] = data.reshape(-1)
+
+
 def check_pages(
     content: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 ) -> None:

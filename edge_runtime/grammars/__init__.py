@@ -3,7 +3,7 @@
 Importing this imports no grammar library: llguidance is loaded by the first request that needs it.
 """
 
+from nearfar.edge_runtime.grammars.bounded import BoundedCache, key_of
 from nearfar.edge_runtime.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar
-from nearfar.edge_runtime.grammars.kept import Kept, key_of
 
-__all__ = ["MAX_GRAMMAR_BYTES", "Grammar", "Kept", "key_of"]
+__all__ = ["MAX_GRAMMAR_BYTES", "BoundedCache", "Grammar", "key_of"]

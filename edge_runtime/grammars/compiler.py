@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from nearfar.edge_runtime.grammars.blame import blamed, schema_tags
+from nearfar.edge_runtime.grammars.bounded import BoundedCache, key_of
 from nearfar.edge_runtime.grammars.constraint import GrammarConstraint, why
 from nearfar.edge_runtime.grammars.grammar import Grammar
-from nearfar.edge_runtime.grammars.kept import Kept, key_of
 from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.grammars.spelled import spelled_out
 from nearfar.edge_runtime.grammars.structural import lark_of
@@ -52,7 +52,7 @@ class Grammars:
 
     def __init__(self, codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> None:
         self._codec, self._vocab_size, self._eos = codec, vocab_size, list(eos)
-        self._kept: Kept[str, Any] = Kept(KEPT)
+        self._kept: BoundedCache[str, Any] = BoundedCache(KEPT)
         self._tokenizer: Any = None
         self._pool: ThreadPoolExecutor | None = None
 

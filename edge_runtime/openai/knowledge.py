@@ -1,6 +1,7 @@
-"""`engine.knowledge`: what the model shows about a prompt when it has read it, before it answers.
+"""What the model shows about a prompt when it has read it, before it answers.
 
-The prompt's pages stay in the cache, so that the answer reuses them.
+A read prompt keeps its keys and values until the answer has begun (`ReadPrompt`), so that the answer computes
+its last token again, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.requests import Request, ScoredRow
 from nearfar.edge_runtime.engine.scoring import NOTHING_SAMPLED, score
 from nearfar.edge_runtime.openai.label_odds import label_odds
@@ -48,6 +50,23 @@ class Knowledge(Record):
     row: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class ReadPrompt:
+    """A prompt that the model has read: what it shows, and its sequence in the cache.
+
+    An answer that starts before `release` shares all keys and values of the prompt with it (those of the last
+    page as a copy; a model with recurrent states starts at its last border). Another request that finds no
+    room takes the pages.
+    """
+
+    knowledge: Knowledge
+    _reading: Generation
+
+    async def release(self) -> None:
+        """Give up the sequence. Its whole pages stay in the prefix index while there is room."""
+        await self._reading.aclose()
+
+
 async def knowledge(
     engine: Loaded,
     messages: Seq[Mapping[str, Any]],
@@ -56,10 +75,24 @@ async def knowledge(
     tokens: Seq[int] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> Knowledge:
-    """Read a conversation, and return what the model shows about it. `ask`: also ask the model itself.
-    `tokens`: ids for `row`, which cost nothing.
+    """Return what the model shows about a conversation; parameters are those of `read_prompt`."""
+    read = await read_prompt(engine, messages, ask=ask, tokens=tokens, variables=variables)
+    await read.release()
+    return read.knowledge
 
-    The question costs a prompt of its own, of which all but the last tokens are in the cache.
+
+async def read_prompt(
+    engine: Loaded,
+    messages: Seq[Mapping[str, Any]],
+    *,
+    ask: bool = True,
+    tokens: Seq[int] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> ReadPrompt:
+    """Read a conversation. `ask`: also ask the model itself. `tokens`: ids for `row`, which cost nothing.
+
+    The question costs a prompt of its own, of which all but the last tokens are in the cache. The caller
+    releases the result when the answer has begun or goes elsewhere.
     """
     given = checked_messages(messages)
     encode = ChatEncoder(engine.codec, variables=variables)
@@ -68,20 +101,22 @@ async def knowledge(
     last, asked = len(prompt) - 1, tuple(tokens)
     before = range(max(last - LAST_ROWS, 0), last)
     rows = (*(ScoredRow(at, (prompt[at + 1],), optional=True) for at in before), ScoredRow(last, asked))
-    reading = engine.core.start(Request(tuple(prompt), NOTHING_SAMPLED, 0, 0, scored=rows))
+    reading = engine.core.start(Request(tuple(prompt), NOTHING_SAMPLED, 0, 0, scored=rows, held=True))
     try:
         scores = dict((await anext(reading)).scores or {})
-    finally:
+        first = scores.pop(last)
+        own = [each.logprobs[0] for each in scores.values()]
+        made = Knowledge(
+            len(prompt),
+            first.top,
+            sum(own) / len(own) if own else None,
+            await _sure(engine, given, variables) if ask else None,
+            tuple((token, round(each, 4)) for token, each in zip(asked, first.logprobs, strict=True)),
+        )
+    except BaseException:
         await reading.aclose()
-    first = scores.pop(last)
-    own = [each.logprobs[0] for each in scores.values()]
-    return Knowledge(
-        len(prompt),
-        first.top,
-        sum(own) / len(own) if own else None,
-        await _sure(engine, given, variables) if ask else None,
-        tuple((token, round(each, 4)) for token, each in zip(asked, first.logprobs, strict=True)),
-    )
+        raise
+    return ReadPrompt(made, reading)
 
 
 async def _sure(

@@ -17,7 +17,7 @@ from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trial import untried
 from nearfar.edge_runtime.devices import Settings, parse_device
-from nearfar.edge_runtime.engine.steps import StepBuilder
+from nearfar.edge_runtime.engine.steps import StepWriter
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.edge_runtime.executors.planned import Profiled
 from nearfar.edge_runtime.profiling.traffic import Traffic
@@ -220,7 +220,7 @@ def prepare(
 
     The tokens are random, the same each time; the sampler has temperature, top-k and top-p.
     """
-    for write in StepBuilder(manifest, program, feed=False).initial():
+    for write in StepWriter(manifest, program, feed=False).initial():
         executor.write(write.buffer, write.data)
     tokens = np.random.default_rng(0).integers(0, manifest.model.vocab_size, rows)
     executor.write("tokens", tokens.astype(np.int32))

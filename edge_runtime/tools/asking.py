@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from nearfar.edge_runtime.grammars.grammar import Grammar
 from nearfar.edge_runtime.grammars.schema import narrowed
+from nearfar.edge_runtime.tools.affordable import ANY_OBJECT, is_any_object
 from nearfar.edge_runtime.tools.loose_grammar import MEMBERS, TRIGGER, behind_name, escaped, no_call_of
 from nearfar.edge_runtime.tools.parameters import argument_schema, check_schemas
 from nearfar.edge_runtime.tools.spelled import spelled_arguments
@@ -139,8 +140,14 @@ def _text_with_calls(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
 
 
 def _loose(tools: Seq[Tool]) -> Tag:
-    """Calls as JSON objects without marks around them, with any line breaks (loose.py)."""
-    calls = either(*(_loose_call(tool["function"]) for tool in tools))
+    """Calls as JSON objects without marks around them, with any line breaks (loose.py). Tools whose arguments
+    are any object share one alternative.
+    """
+    loosened = [tool["function"]["name"] for tool in tools if is_any_object(tool)]
+    calls = either(
+        *(_loose_call(tool["function"]) for tool in tools if not is_any_object(tool)),
+        *([_loose_calls(loosened)] if loosened else ()),
+    )
     other = no_call_of([tool["function"]["name"] for tool in tools])
     call = in_order(calls, {"type": "grammar", "grammar": MEMBERS})
     return tag(TRIGGER, either({"type": "regex", "pattern": other}, call), "")
@@ -151,6 +158,13 @@ def _loose_call(function: Mapping[str, Any]) -> Tag:
     return in_order(
         {"type": "regex", "pattern": behind_name(function["name"])},
         {**_json(schema, strict, "tools"), "spaced": True},
+    )
+
+
+def _loose_calls(names: Seq[str]) -> Tag:
+    pattern = "|".join(f"({behind_name(name)})" for name in names)
+    return in_order(
+        {"type": "regex", "pattern": pattern}, {**_json(ANY_OBJECT, False, "tools"), "spaced": True}
     )
 
 

@@ -4,6 +4,7 @@ next.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -37,6 +38,7 @@ class Address:
     heard: float | None = None
     paths: Paths = field(default_factory=dict)
     breakers: dict[str, Breaker] = field(default_factory=dict)
+    _listing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def answers(self) -> bool:
@@ -65,8 +67,13 @@ class Address:
 
     async def list(self, seconds: float) -> bool:
         """Request the address's list of models, which costs it nothing. Returns whether it lists any; if the
-        request fails, the earlier list stays.
+        request fails, the earlier list stays. Callers that come meanwhile wait, and compare with what the
+        first one learnt: otherwise each would read the description of a server that it sees as new.
         """
+        async with self._listing:
+            return await self._list(seconds)
+
+    async def _list(self, seconds: float) -> bool:
         try:
             found = await self.server.models(seconds)
         except (RemoteError, RefusedError) as error:

@@ -16,7 +16,7 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.parts import PartReader
-from nearfar.fallback_server.backend import TokenEvent
+from nearfar.fallback_server.backend import BackendEvent
 from nearfar.fallback_server.engines.base import TokenUsage
 
 
@@ -35,7 +35,7 @@ class AnswerPieces:
     def __init__(
         self,
         index: int,
-        events: AsyncIterator[TokenEvent],
+        events: AsyncIterator[BackendEvent],
         codec: TextCodec,
         stream: TextStream,
         reader: PartReader | None,
@@ -78,7 +78,7 @@ class AnswerPieces:
         if close is not None:
             await close()
 
-    def _pieces(self, event: TokenEvent) -> list[Piece]:
+    def _pieces(self, event: BackendEvent) -> list[Piece]:
         self.generated += event.token is not None
         if event.token is None or event.finish == "stop":  # the end token is not part of the text
             return self._text.end(event.finish)
@@ -87,7 +87,7 @@ class AnswerPieces:
             logprobs = (self._logprob(Logprob(event.token, event.logprob), event.top),)
         return self._text.push(event.token, event.finish, logprobs, self._begins)
 
-    def _echoed(self, event: TokenEvent, echo: Echo) -> Piece:
+    def _echoed(self, event: BackendEvent, echo: Echo) -> Piece:
         """Return the prompt as a piece. Its first token has no log-probability (NaN)."""
         logprobs = []
         given = event.prompt_logprobs or ()

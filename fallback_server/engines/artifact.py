@@ -20,14 +20,13 @@ from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.openai.parameters import unscored_prompt
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (
+    BackendEvent,
     BackendInfo,
     BackendStats,
     EmbedRequest,
     LabelScores,
     RunningProgram,
-    Sampling,
     ScoreRequest,
-    TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint
@@ -94,7 +93,7 @@ class ArtifactBackend:
         self._counts = _Counts()
         self._probe: asyncio.Task[bool] | None = None
 
-    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: TokenRequest) -> AsyncIterator[BackendEvent]:
         """Start a request. See Backend."""
         self._streams.check_new(request.id)
         params = _params(request)
@@ -300,25 +299,16 @@ def _params(request: TokenRequest) -> SamplingParams:
     """Convert to the edge runtime's parameters, whose checks reject values out of range. End tokens are
     handled here, not there.
     """
-    sampling: Sampling = request.sampling
     return SamplingParams(
+        **vars(request.sampling),
         max_tokens=request.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        seed=sampling.seed,
         logprobs=request.logprobs,
         ignore_eos=True,
     )
 
 
-def _event(event: edge.TokenEvent, request: TokenRequest, cached: int, queued: float | None) -> TokenEvent:
+def _event(event: edge.TokenEvent, request: TokenRequest, cached: int, queued: float | None) -> BackendEvent:
     finish: Literal["stop", "length"] | None = (
         "stop" if event.token in request.stop_token_ids else event.finish_reason
     )
-    return TokenEvent(event.token, finish, event.logprob, event.top_logprobs, None, cached, queued)
+    return BackendEvent(event.token, finish, event.logprob, event.top_logprobs, None, cached, queued)

@@ -105,7 +105,7 @@ class Forward:
                         yield b"".join(self._named(block) + b"\n\n" for block in said)
 
     def _named(self, data: bytes) -> bytes:
-        """Return JSON, or an event, with the client's name of the model, and take in its usage."""
+        """Replace the model's name in JSON, or in an event, by the client's, and record the usage in it."""
         if b'"usage"' in data or b'"input_tokens"' in data:
             self._told(data)
         if self._model == self._route.model:

@@ -13,6 +13,7 @@ from nearfar.edge_runtime.engine.together import together
 from nearfar.edge_runtime.grammars.compiler import ends_of
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.tools.affordable import affordable
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.parts import PartReader
@@ -51,7 +52,7 @@ class TextOptions:
     """How text is handled. `reasoning`: "auto" (as the chat template shows), "off", or the two marks as
     "BEGIN,END".
 
-    `template_timeout`: seconds that rendering and tokenizing may take for one request.
+    `template_timeout`: seconds of processor time that rendering and tokenizing may take for one request.
     """
 
     reasoning: str = "auto"
@@ -140,7 +141,7 @@ class LocalEngine:
             raise ContextError(longest, context, "messages" if request.chat else "prompt")
         opened = reasoning_opened(self.form, tail)
         grammar = (
-            answer_grammar(self.form, request.tools, request.tool_choice, request.grammar, opened)
+            answer_grammar(self.form, affordable(request.tools), request.tool_choice, request.grammar, opened)
             if request.chat
             else request.grammar
         )

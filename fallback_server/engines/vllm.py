@@ -48,7 +48,7 @@ class VllmOptions:
 
 
 def vllm_is_there(command: str = COMMAND) -> bool:
-    """Whether vLLM can compute here: its program, and a GPU with CUDA."""
+    """Whether vLLM can compute on this machine: its program is installed, and there is a GPU with CUDA."""
     return CARD.exists() and shutil.which(command) is not None
 
 
@@ -68,11 +68,11 @@ class Child:
 
     @property
     def address(self) -> str:
-        """Where it answers."""
+        """The address of vLLM's server."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start it and wait until it is healthy. Raises EngineError with its last lines where it ends."""
+        """Start vLLM and wait until it is healthy. Raises EngineError with its last lines if it ends."""
         await self._launch()
         try:
             await self._healthy_within(self.options.start)
@@ -82,7 +82,7 @@ class Child:
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """End it, with all its own processes."""
+        """End vLLM, with all its own processes."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait((self._watcher,))
@@ -116,7 +116,7 @@ class Child:
         while True:
             try:
                 line = await process.stdout.readline()
-            except ValueError:  # longer than the limit
+            except ValueError:  # the line is longer than the limit
                 continue
             if not line:
                 return
@@ -142,14 +142,15 @@ class Child:
 
     async def _healthy(self) -> bool:
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=self.options.look) as http:
+            # Plain HTTP needs no certificates, which take 20 ms of processor time to read.
+            async with httpx.AsyncClient(trust_env=False, verify=False, timeout=self.options.look) as http:
                 found = await http.get(f"{self.address}/health")
         except httpx.HTTPError:
             return False
         return found.is_success
 
     async def _watch(self) -> None:
-        """Restart it when it has ended, or is not healthy for long."""
+        """Restart vLLM when it has ended, or was not healthy for too long."""
         failures, wait = 0, self.options.wait
         while True:
             assert self._process is not None
@@ -169,6 +170,7 @@ class Child:
                 await self._launch()
                 await self._healthy_within(self.options.start)
                 wait = self.options.wait
+                log.info("vLLM is healthy again")
             except (EngineError, RequestError, OSError) as error:
                 log.error("vLLM does not start: %s", error)
                 await self._end(0.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.grammars.blame import blamed, schema_tags
-from nearfar.edge_runtime.grammars.kept import Kept
+from nearfar.edge_runtime.grammars.bounded import BoundedCache
 from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.grammars.typed import Schema
 from nearfar.edge_runtime.text.codec import TextCodec
@@ -123,7 +123,7 @@ class CompiledGrammars:
     ) -> None:
         self._of = (directory, vocab_size, eos, answers)
         self._lock = threading.Lock()
-        self._kept: Kept[str, Any] = Kept(kept_bytes)
+        self._kept: BoundedCache[str, Any] = BoundedCache(kept_bytes)
         self._info: Any = None
 
     def warm(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime.grammars import Grammar
-from nearfar.edge_runtime.grammars.kept import Kept, key_of
+from nearfar.edge_runtime.grammars.bounded import BoundedCache, key_of
 from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.grammars.compiled import CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import follow
@@ -46,7 +46,8 @@ class GrammarService:
         kept_bytes: int = 64 << 20,
     ) -> None:
         """`answers`: how the model marks its answers; None means as the directory shows. `timeout`: seconds
-        for one grammar, without the start of its process. `compiled_bytes`: the largest compiled grammar.
+        of processor time for one grammar, without the start of its process. `compiled_bytes`: the largest
+        compiled grammar.
         """
         settings = {
             "directory": str(directory),
@@ -60,7 +61,7 @@ class GrammarService:
             ChildSpec(module, settings, "grammar", self.PROCESSES, timeout=timeout, waiting=16)
         )
         self._loaded = CompiledGrammars(directory, vocab_size, eos, answers)
-        self._kept: Kept[str, str] = Kept(kept_bytes)
+        self._kept: BoundedCache[str, str] = BoundedCache(kept_bytes)
         self._under_way: dict[str, asyncio.Task[str]] = {}
         self._warming: asyncio.Task[None] | None = None
 

@@ -94,12 +94,13 @@ class Service:
 
     def named(self, model: str | None, tenant: Tenant) -> str:
         """Return the requested model; for a request without one, the only model that its tenant may use.
-        Raises ApiError where that is ambiguous.
+        Names of an engine that computes here are names of one model. Raises ApiError where several models
+        may be meant.
         """
         if model:
             return model
         there = [info.id for info in self.visible(tenant)]
-        if len(there) == 1:
+        if len(there) == 1 or (there and not self.engine.passes_on):
             return there[0]
         known = ", ".join(there) or "none for this key"
         raise ApiError(400, f"the field model is missing, and this server has {known}: name one", "model")

@@ -34,6 +34,7 @@ from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
 from nearfar.fallback_server.http.words import IDLE
 from nearfar.format.requests import MAX_INPUTS, MAX_STOPS
+from nearfar.format.sampling import RANGES
 
 MAX_STOP_CHARS = 512
 MAX_BIASES = 1024
@@ -44,6 +45,13 @@ MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
 """Largest schema, regular expression or grammar in bytes."""
 UNKNOWN = 16
 """Most unknown fields that are reported one by one."""
+
+
+def within(parameter: str) -> Any:
+    """Return an optional field whose value lies in the range of a sampling parameter."""
+    values = RANGES[parameter]
+    least, most, above = values.least, values.most, values.above
+    return Field(None, gt=least, le=most) if above else Field(None, ge=least, le=most)
 
 
 class Strict(BaseModel):
@@ -149,7 +157,7 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-@dataclass(frozen=True, eq=False)  # generated equality would take (1,) for (True,)
+@dataclass(frozen=True, eq=False)  # with generated equality (1,) would equal (True,)
 class Only:
     """A field that takes only null and the values that have no effect. Others are rejected, not ignored.
     `instead`: the advice in the error message.

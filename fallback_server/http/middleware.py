@@ -56,12 +56,12 @@ class Targets:
 class Paths:
     """Adds /v1 to a path of OpenAI's API that lacks it: clients differ in the base address that they expect.
 
-    `paths`: the paths with /v1.
+    `paths`: the known paths, of which those below /v1 count.
     """
 
     def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
         self._app = app
-        self._known = tuple(path.removeprefix("/v1") for path in paths)
+        self._known = tuple(path.removeprefix("/v1") for path in paths if path.startswith("/v1/"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""

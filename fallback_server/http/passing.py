@@ -22,7 +22,7 @@ from nearfar.remote.server import NATIVE, RESPONSES
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 """Paths whose requests are forms."""
 KEEPS = ("previous_response_id", "conversation", "background", "prompt")
-"""Fields of responses that ask for what only this server's own memory has."""
+"""Fields of responses that refer to something in this server's own memory."""
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class Forwards(Protocol):
 
 
 class Passing:
-    """Forwards requests of an engine's upstreams."""
+    """Forwards requests to the upstreams of an engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

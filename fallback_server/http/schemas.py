@@ -29,6 +29,7 @@ from nearfar.fallback_server.http.fields import (
     few,
     many,
     one_of,
+    within,
 )
 from nearfar.fallback_server.http.forms import MAX_OPTIONS, ResponseFormat, StructuredOutputs
 from nearfar.fallback_server.http.ignoring import passes_on
@@ -236,12 +237,12 @@ ModelName = Annotated[str | None, Field(min_length=1, max_length=256)]
 class SamplingFields(Strict):
     """The sampling parameters that have one name and one range in OpenAI's APIs and in Ollama's."""
 
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: float | None = within("temperature")
+    top_p: float | None = within("top_p")
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    min_p: float | None = within("min_p")
+    presence_penalty: float | None = within("presence_penalty")
+    frequency_penalty: float | None = within("frequency_penalty")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Stops | None = None
 
@@ -263,7 +264,7 @@ class Common(SamplingFields):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = within("repetition_penalty")
     logit_bias: Bias | None = None
     stop_token_ids: Annotated[list[TokenId], many(MAX_STOPS), few(MAX_STOPS)] | None = None
     ignore_eos: bool | None = None

@@ -15,12 +15,12 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import EngineError, NearfarError, OverloadError
 from nearfar.fallback_server.backend import (
+    BackendEvent,
     BackendInfo,
     BackendStats,
     EmbedRequest,
     LabelScores,
     ScoreRequest,
-    TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.ray_engine.continuing import Answer
@@ -77,7 +77,7 @@ class RayBackend:
         except (RayError, RayServeException) as error:
             raise EngineError(f"no replica says what it serves: {_short(error)}") from error
 
-    def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: TokenRequest) -> AsyncIterator[BackendEvent]:
         """Start a request. See Backend."""
         if self._closing:
             raise OverloadError("the server is shutting down", 5.0)

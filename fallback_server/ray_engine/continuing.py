@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from nearfar.errors import EngineError
-from nearfar.fallback_server.backend import TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendEvent, TokenRequest
 
 
 class Answer:
@@ -54,7 +54,7 @@ class Answer:
             prompt_logprobs=None,
         )
 
-    def take(self, event: TokenEvent) -> TokenEvent | None:
+    def take(self, event: BackendEvent) -> BackendEvent | None:
         """Return the event as the client should see it; None if the client has seen it.
 
         Raises EngineError if a repeated answer differs from the client's (a near tie that fell differently).

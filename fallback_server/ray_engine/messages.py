@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
-from nearfar.fallback_server.backend import BackendStats, TokenEvent
+from nearfar.fallback_server.backend import BackendEvent, BackendStats
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Events:
     engine.
     """
 
-    events: tuple[TokenEvent, ...]
+    events: tuple[BackendEvent, ...]
     replica: str
     stats: BackendStats | None = None
 

@@ -11,11 +11,11 @@ from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import EngineError, NearfarError
 from nearfar.fallback_server.backend import (
     Backend,
+    BackendEvent,
     BackendInfo,
     EmbedRequest,
     LabelScores,
     ScoreRequest,
-    TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend, text_source
@@ -89,12 +89,12 @@ class EngineReplica:
             raise EngineError("no token was generated recently")
 
 
-async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[TokenEvent, ...], None]:
+async def in_batches(events: AsyncIterator[BackendEvent]) -> AsyncGenerator[tuple[BackendEvent, ...], None]:
     """Yield the first event at once, then the events of every GATHER seconds together.
 
     Raises the error of `events` after the events before it. Closes `events` in any case.
     """
-    queue: asyncio.Queue[TokenEvent | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[BackendEvent | Exception | None] = asyncio.Queue()
 
     async def read() -> None:
         try:
@@ -107,9 +107,9 @@ async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[
     task = asyncio.create_task(read())
     try:
         while True:
-            batch: list[TokenEvent] = []
+            batch: list[BackendEvent] = []
             item = await queue.get()
-            while isinstance(item, TokenEvent):
+            while isinstance(item, BackendEvent):
                 batch.append(item)
                 if queue.empty():
                     break

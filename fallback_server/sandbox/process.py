@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ class ChildSpec:
     """A kind of child process. `module` is run with `settings` as JSON; times are in seconds. At most `count`
     children run, started when needed.
 
-    `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child; `memory`
-    is the limit in bytes.
+    `timeout` bounds the processor time of one job, so that a job costs the same on a busy machine as on a
+    quiet one; `patience` bounds its time by the clock. Where the system cannot bound the processor time of a
+    process (Windows), `timeout` bounds the time by the clock. `start_timeout` covers imports and loading;
+    `waiting` bounds the jobs that wait for a free child; `memory` is the limit in bytes.
     """
 
     module: str
@@ -30,12 +33,17 @@ class ChildSpec:
     what: str
     count: int = 1
     timeout: float = 2.0
+    patience: float = 60.0
     start_timeout: float = 60.0
     waiting: int = 64
     memory: int = 4 << 30
 
 
 ENDING = "the server is shutting down"
+BOUNDED = hasattr(signal, "setitimer")
+"""Whether children bound the processor time of a job themselves (see `sandbox/child.py`)."""
+TOO_LONG = -signal.SIGPROF if BOUNDED else None
+"""Exit status of a child whose job took all its processor time."""
 
 
 class ChildPool:
@@ -124,22 +132,33 @@ class ChildPool:
             self._free.put_nowait(child)
 
     async def _on(self, child: _Child, job: Job) -> Job:
+        spec = self.spec
+        patience = max(spec.patience, spec.timeout) if BOUNDED else spec.timeout
         try:
             await child.ready()
-            async with asyncio.timeout(self.spec.timeout):
+            async with asyncio.timeout(patience):
                 return await child.ask(job)
         except TimeoutError:
             self.kills += 1
             await child.kill()
+            if BOUNDED:  # the job used less processor time than it may, so the machine is too busy for it
+                raise OverloadError(
+                    f"the {spec.what} had too little processor time for {patience:g} seconds, because "
+                    "the server is too busy; try again later",
+                    1.0,
+                ) from None
             raise RequestError(
-                f"the {self.spec.what} took longer than {self.spec.timeout:g} seconds; make it simpler"
+                f"the {spec.what} took longer than {spec.timeout:g} seconds; make it simpler"
             ) from None
         except (EOFError, ConnectionError, BrokenPipeError):
             self.kills += 1
-            await child.kill()
+            if await child.end() == TOO_LONG:
+                raise RequestError(
+                    f"the {spec.what} took more than {spec.timeout:g} seconds of processor time; make it "
+                    "simpler"
+                ) from None
             raise RequestError(
-                f"the {self.spec.what} failed: its process ended, most likely for want of memory; make "
-                "it simpler"
+                f"the {spec.what} failed: its process ended, most likely for want of memory; make it simpler"
             ) from None
 
 
@@ -156,7 +175,7 @@ class _Child:
         if self._process is not None and self._process.returncode is None:
             return
         spec = self._spec
-        settings = json.dumps({**spec.settings, "memory": spec.memory})
+        settings = json.dumps({**spec.settings, "memory": spec.memory, "processor_seconds": spec.timeout})
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", spec.module, settings,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
@@ -190,6 +209,18 @@ class _Child:
             raise EOFError
         found: Job = answer["answer"]
         return found
+
+    async def end(self) -> int | None:
+        """Return the exit status of a process whose output has ended; kill it if it runs a second later.
+
+        A signal before its end is noticed would hide the status (asyncio then reports 255).
+        """
+        process = self._process
+        if process is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1.0)
+        await self.kill()
+        return None if process is None else process.returncode
 
     async def kill(self) -> None:
         """End the process now."""

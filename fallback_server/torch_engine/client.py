@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from nearfar.edge_runtime.grammars import Grammar, Kept, key_of
+from nearfar.edge_runtime.grammars import BoundedCache, Grammar, key_of
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import (
     CheckpointError,
@@ -19,18 +19,18 @@ from nearfar.errors import (
     RequestError,
 )
 from nearfar.fallback_server.backend import (
+    BackendEvent,
     BackendInfo,
     BackendStats,
     EmbedRequest,
     LabelScores,
     Sampling,
     ScoreRequest,
-    TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.scoring import score_by_prompts
-from nearfar.fallback_server.token_stream import EventStream, Unread, check_new, check_room
+from nearfar.fallback_server.token_stream import BackendStream, Unread, check_new, check_room
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
@@ -60,7 +60,7 @@ LEARNT_BYTES = 256 << 20  # bytes of compiled grammars that the worker is told t
 SUMMED = ("prefix_hits", "prefix_queries", "preemptions", "generated_tokens", "prompt_tokens", "steps")
 
 
-class TokenStream(EventStream):
+class TokenStream(BackendStream):
     """The events of one request. `aclose` cancels it."""
 
     def __init__(self, backend: TorchBackend, request: TokenRequest) -> None:
@@ -83,17 +83,17 @@ class TokenStream(EventStream):
         await self._backend.cancel(self.request.id)
 
     def fail(self, error: NearfarError) -> None:
-        """End the stream with an error (see EventStream). It replaces the end of a complete but unread
+        """End the stream with an error (see BackendStream). It replaces the end of a complete but unread
         answer.
         """
         self.done = False
         super().fail(error)
         self._backend.forget(self)
 
-    def put(self, event: TokenEvent | NearfarError) -> None:
+    def put(self, event: BackendEvent | NearfarError) -> None:
         """Append an event for the reader; the last event closes the stream."""
         if not self.done:
-            if not self.emitted and isinstance(event, TokenEvent):
+            if not self.emitted and isinstance(event, BackendEvent):
                 event = replace(event, queued=self.queued)
             self.emitted = True
             self.done = isinstance(event, NearfarError) or event.finish is not None
@@ -129,7 +129,7 @@ class TorchBackend:
         )
         self._grammars.start(here=False)
         # the grammars that this worker keeps, as it was told
-        self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)
+        self._learnt: BoundedCache[str, None] = BoundedCache(LEARNT_BYTES)
         self._streams: dict[str, TokenStream] = {}
         self.unread = Unread()
         self._embeds: dict[str, _EmbedJob] = {}
@@ -168,7 +168,7 @@ class TorchBackend:
         """End a request with an event of finish "abort"."""
         stream = self._streams.get(request_id)
         if stream is not None:
-            stream.put(TokenEvent(None, "abort"))
+            stream.put(BackendEvent(None, "abort"))
             self.forget(stream)
 
     def forget(self, stream: TokenStream) -> None:
@@ -373,7 +373,7 @@ class TorchBackend:
             case _:
                 pass
 
-    def _put(self, request_id: str, item: TokenEvent | NearfarError) -> None:
+    def _put(self, request_id: str, item: BackendEvent | NearfarError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.put(item)

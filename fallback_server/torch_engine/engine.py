@@ -17,10 +17,10 @@ from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import (
+    BackendEvent,
     BackendInfo,
     EmbedRequest,
     FinishReason,
-    TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import CompiledGrammars, TokenConstraint
@@ -383,7 +383,7 @@ class Engine:
         )
 
     def _emit_tokens(self, actives: list[Active], logits: torch.Tensor) -> None:
-        events: list[tuple[str, TokenEvent]] = []
+        events: list[tuple[str, BackendEvent]] = []
         if actives:
             rows = [sampling.RowInput(a.state, len(a.work.tokens), _allowed(a.constraint)) for a in actives]
             choices = sampling.sample(logits, rows)
@@ -391,7 +391,7 @@ class Engine:
                 events += [(active.request.id, event) for event in self._advance(active, choice)]
         self._say(Stepped(tuple(events), self.counters))
 
-    def _advance(self, active: Active, choice: sampling.SampledToken) -> list[TokenEvent]:
+    def _advance(self, active: Active, choice: sampling.SampledToken) -> list[BackendEvent]:
         """Append the token to the request; a request that ends is removed."""
         work, constraint = active.work, active.constraint
         if constraint is not None and choice.token is not None and not constraint.accept(choice.token):
@@ -409,7 +409,7 @@ class Engine:
         if choice.token is not None:
             work.tokens.append(choice.token)
             self._generated += 1
-        events = [TokenEvent(choice.token, finish, choice.logprob, choice.top, prompt, cached)]
+        events = [BackendEvent(choice.token, finish, choice.logprob, choice.top, prompt, cached)]
         if finish is not None:
             self._remove(active)
         return events

@@ -14,7 +14,7 @@ from typing import Literal
 
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.fallback_server import framing
-from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendEvent, BackendInfo, EmbedRequest, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
 # seconds between signs of life; a working worker is never silent for longer, except during one layer's work
@@ -119,7 +119,7 @@ class Stepped:
     finite.
     """
 
-    events: tuple[tuple[str, TokenEvent], ...]
+    events: tuple[tuple[str, BackendEvent], ...]
     counters: Counters
 
 

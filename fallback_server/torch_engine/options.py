@@ -36,7 +36,7 @@ class TorchOptions:
     ageing: float = 10.0  # seconds of waiting that are worth one step of priority
     native: bool = True  # on a CPU, compile the decode kernel if there is a C++ compiler
     cuda_graphs: bool = True
-    grammar_seconds: float = GRAMMAR_SECONDS  # the most seconds to compile one grammar
+    grammar_seconds: float = GRAMMAR_SECONDS  # the most seconds of processor time to compile one grammar
     grammar_chars: int = 65_536  # the most characters of a grammar's text
     start_seconds: float = 600.0  # seconds until a started worker must be ready
     # seconds without progress, while there is work, after which a worker counts as hanging

@@ -54,7 +54,8 @@ class Experts:
     h_e = activation(gate)·up of [gate | up] = gate_up_e·x[i] + gate_up_bias_e, or as `clamp` says
     (step.ops.Experts). `gate_up` and `down` are stacks of matrices [2·inner, k] and [n, inner]. x is float32
     [m, k], `route` the output of Route: an expert below 0 adds nothing. The sum goes by the order of the
-    row's experts. Biases are float32, stacked as the matrices.
+    row's experts. Biases are float32, stacked as the matrices. Where `gate_up` has matrices [inner, k], there
+    is no gate: h_e = activation(gate_up_e·x[i] + gate_up_bias_e).
     """
 
     kind: ClassVar = "experts"
@@ -76,6 +77,11 @@ class Experts:
     def inner(self) -> int:
         """The width of an expert."""
         return self.down.k
+
+    @property
+    def gated(self) -> bool:
+        """Whether experts have a gate beside up."""
+        return self.gate_up.each.n != self.inner
 
     @property
     def n(self) -> int:
@@ -105,5 +111,6 @@ class Experts:
             self.down.scheme: self.down.scheme != scheme,
             "bias": self.gate_up_bias or self.down_bias,
             "clamped": self.clamp is not None,
+            "plain": not self.gated,
         }
         return labelled(f"experts_m{self.m}_{self.top}of{self.experts}x{self.inner}_{self.n}_{scheme}", flags)

@@ -14,11 +14,11 @@ from nearfar.routing.policy import Policy
 from nearfar.routing.types import FEATURES, CloudState, DeviceState, Request
 
 UNKNOWN = 2**31 - 1
-"""Context of a model whose server tells none."""
+"""Context length in tokens of a model whose server does not tell it."""
 
 
 def auto_models(models: str, policy: Path | None) -> AutoModels:
-    """Read `--auto SMALL,LARGE` and the policy's file. Raises RequestError for what is neither."""
+    """Read `--auto SMALL,LARGE` and the policy's file. Raises RequestError where either is invalid."""
     small, comma, large = models.partition(",")
     if not (small and comma and large) or "," in large or small == large:
         raise RequestError(f"--auto takes two models as SMALL,LARGE, not {models!r:.100}")

@@ -1,8 +1,8 @@
 """gpt-oss (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025): experts with biases and a clamped gate,
 heads with sinks, windows in every other layer.
 
-Published checkpoints store the experts' matrices as four-bit floats (build/weights/packed/mxfp4.py), others
-as floats, input by input. The rows of gate and up alternate.
+Published checkpoints store the experts' matrices as four-bit floats (build/weights/quantized/mxfp4.py),
+others as floats, input by input. The rows of gate and up alternate.
 """
 
 from __future__ import annotations

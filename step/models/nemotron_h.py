@@ -1,15 +1,19 @@
-"""Nemotron-H: layers of one block each, which is Mamba-2, attention without positions, or an MLP without a
-gate.
+"""Nemotron-H: layers of one block each, which is Mamba-2, attention without positions, an MLP without a gate,
+or experts without gates.
 """
 
 from __future__ import annotations
 
-from nearfar.step.builder import StepBuilder
+from dataclasses import dataclass, replace
+
+from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import EPSILON, MAX_LAYERS, ConfigReader
 from nearfar.step.decoder import Attention, Mlp, attention, read_activation, read_decoder
+from nearfar.step.experts import MAX_EXPERTS, Moe, experts
 from nearfar.step.mamba import Mamba, check_groups, mamba, read_limits
 from nearfar.step.model import Model
 from nearfar.step.models.arcee import plain_mlp
+from nearfar.step.params import TensorPiece
 
 LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -17,12 +21,19 @@ NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 IDLE = (
     "expand", "chunk_size", "time_step_max", "time_step_floor", "rescale_prenorm_residual",
     "residual_in_fp32", "mamba_ssm_cache_dtype", "use_mamba_kernels", "num_logits_to_keep", "mamba_proj_bias",
-    "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
-    "moe_shared_expert_intermediate_size", "moe_shared_expert_overlap", "moe_latent_size",
-    "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
-    "output_router_logits", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers",
+    "n_shared_experts", "moe_shared_expert_overlap", "output_router_logits", "mtp_layers_block_type",
+    "mtp_hybrid_override_pattern", "num_hidden_layers",
 )  # fmt: skip
-"""Keys that change nothing in a model without experts: sizes that follow from others, and first values."""
+"""Keys that change nothing: sizes that follow from others, first values, the order of computation."""
+OF_EXPERTS = (
+    "n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size",
+    "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
+)  # fmt: skip
+"""Keys that change nothing in a model without experts."""
+MOE = Moe(
+    0, 0, 0, score="sigmoid", bias="gate.e_score_correction_bias", at="mixer", names=("up_proj", "down_proj"),
+    gated=False, stacked=("experts.up_proj", "experts.down_proj"),
+)  # fmt: skip
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
@@ -38,6 +49,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     eps = read.number("layer_norm_epsilon", 1e-5, *EPSILON)
     activation, bias = read_activation(read, "mlp_hidden_act", "relu2"), read.flag("mlp_bias")
     mlp = Mlp(read.size("intermediate_size", 21504), activation, bias, names=("up_proj",))
+    moe = _moe(read, mlp) if "moe" in types else None
+    for key in OF_EXPERTS:
+        read.given(key)
     mixer = _mixer(read, eps)
     attend = Attention(c.heads, c.kv_heads, c.head_dim)
     s = StepBuilder()
@@ -48,6 +62,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
             h = mamba(s, h, i, mixer, c.hidden, "mixer")
         elif kind == "attention":
             h = attention(s, h, i, attend, c.hidden, "mixer")
+        elif kind == "moe":
+            assert moe is not None
+            h = _experts(s, h, i, moe, c.hidden)
         else:
             h = plain_mlp(s, h, i, mlp, c.hidden, "mixer")
         x = s.add(x, h)
@@ -79,9 +96,51 @@ def _types(read: ConfigReader) -> list[str]:
     read.given(pattern)
     if others := set(found) - set(LETTERS.values()):
         read.refuse(key, f"layers of {', '.join(LETTERS.values())}, not {', '.join(sorted(others))}")
-    if "moe" in found:
-        read.refuse(key, "layers of mamba, mlp and attention: experts without a gate are not supported")
     return found
+
+
+@dataclass(frozen=True)
+class _Moe:
+    """Experts without a gate. `latent`: how wide their input and output are; None: as the stream."""
+
+    experts: Moe
+    shared: Mlp
+    latent: int | None
+
+
+def _moe(read: ConfigReader, mlp: Mlp) -> _Moe:
+    """Read the experts. Scores choose of all experts: of a model in whose layers whole groups of experts are
+    left out first, the choice is not supported.
+    """
+    groups, kept = read.size("n_group", 1), read.size("topk_group", 1)
+    if kept < groups:
+        read.refuse("topk_group", f"{groups}, as n_group: experts of some groups cannot be left out")
+    count = read.size("n_routed_experts", 8, MAX_EXPERTS)
+    routed = replace(
+        MOE, experts=count, top=read.size("num_experts_per_tok", 2, count),
+        inner=read.size("moe_intermediate_size", 7688), activation=mlp.activation,
+        normalize=1e-20 if read.flag("norm_topk_prob", True) else None,
+        scale=read.number("routed_scaling_factor", 1.0, 1e-6, 1e6),
+    )  # fmt: skip
+    shared = replace(mlp, inner=read.size("moe_shared_expert_intermediate_size", 7688))
+    latent = read.size("moe_latent_size") if read.config.get("moe_latent_size") is not None else None
+    return _Moe(routed, shared, latent)
+
+
+def _experts(s: StepBuilder, x: Value, layer: int, m: _Moe, hidden: int) -> Value:
+    """The experts of a layer, between two projections if they are narrower, and the MLP of all tokens."""
+    source, name, bias = f"model.layers.{layer}.mixer", f"layers.{layer}", m.shared.bias
+
+    def project(value: Value, which: str, rows: int) -> Value:
+        piece = TensorPiece(f"{source}.{which}_latent_proj.weight", rows)
+        return s.linear(value, f"{name}.{which}_latent", (piece,), bias)
+
+    if m.latent is None:
+        out = experts(s, x, layer, m.experts, hidden)
+    else:
+        narrow = project(x, "fc1", m.latent)
+        out = project(experts(s, narrow, layer, m.experts, m.latent, x), "fc2", hidden)
+    return s.add(out, plain_mlp(s, x, layer, m.shared, hidden, "mixer.shared_experts"))
 
 
 def _mixer(read: ConfigReader, eps: float) -> Mamba:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.kv import Float
-from nearfar.kernels.contract import Staged
+from nearfar.kernels.contract import Formula, Staged
 from nearfar.kernels.jobs import (
     Attend,
     Conv,
@@ -78,6 +79,7 @@ class CpuKernels:
     """nearfar.kernels.contract.Kernels for CPUs with a vector unit; float32 activations throughout."""
 
     activations: Float = "float32"
+    formulas: Mapping[str, Formula] = MappingProxyType({})
     parts = staticmethod(packing.parts)
     pack = staticmethod(packing.pack)
     bundles = staticmethod(packing.bundles)

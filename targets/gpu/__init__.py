@@ -4,9 +4,10 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from nearfar.errors import BuildError
@@ -32,9 +33,11 @@ from nearfar.kernels.jobs import (
     Split,
     Ssm,
 )
+from nearfar.kernels.pieces import placed
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
+from nearfar.targets.gpu.kernels.activations import gelu_erf, gelu_tanh
 from nearfar.targets.gpu.kernels.append.project import project, projects
 from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
@@ -51,6 +54,7 @@ from nearfar.targets.gpu.kernels.route import route
 from nearfar.targets.gpu.kernels.sampling.greedy import greedy
 from nearfar.targets.gpu.kernels.sampling.logprobs import logprobs
 from nearfar.targets.gpu.kernels.sampling.sample import sample
+from nearfar.targets.gpu.kernels.ssm import ssm
 
 
 class GpuKernels:
@@ -59,6 +63,10 @@ class GpuKernels:
     """
 
     bundles = staticmethod(bundles)
+    formulas = MappingProxyType({"relax.nn.gelu": gelu_erf, "relax.nn.gelu_tanh": gelu_tanh})
+    """TVM's own need an error function, which SPIR-V lacks, and a tanh, which is NaN far from 0 on some
+    drivers.
+    """
 
     def __init__(self, tuning: Tuning, binding: int = pieces.BINDING) -> None:
         self.tuning, self.binding = tuning, binding
@@ -77,16 +85,13 @@ class GpuKernels:
         return pieces.pack(matrix, tensor, self.binding)
 
     def projects(self, job: Project) -> bool:
-        """Whether one kernel can do the whole job."""
-        whole = len(pieces.pieces(job.linear.matrix, self.binding)) == 1
+        """Whether one kernel can do the whole job, or one for each piece that is stored differently."""
+        matrix = job.linear.matrix
+        whole = len(pieces.pieces(matrix, self.binding)) == len(placed(matrix))
         return whole and projects(job, self.tuning)
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
-        if type(job) in REFUSED:
-            raise BuildError(
-                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or wasm"
-            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -135,6 +140,7 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Rows: _alike(rows),
     Conv: _alike(conv),
     Delta: delta,
+    Ssm: ssm,
     Route: _alike(route),
     Experts: _alike(experts),
     Greedy: _alike(greedy),
@@ -142,9 +148,7 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {Ssm: "the state spaces of Mamba-2"}
-"""Jobs without a kernel, with the word for their models in messages."""
-SHAPED = (Linear, Project, Attend, Delta)
+SHAPED = (Linear, Project, Attend, Delta, Ssm)
 """Jobs whose kernels differ between programs."""
 
 
@@ -152,7 +156,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
     """The part of a program's tuning that a job's kernel depends on; programs that differ only in the rest
     share the kernel.
     """
-    if isinstance(job, Attend | Delta) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
+    if isinstance(job, Attend | Delta | Ssm) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
         tuning = replace(tuning, half=False)  # The kernel uses the dtypes of its job.
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))

@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.format.scales import ONE_LEVEL
 from nearfar.kernels.codes import pack_codes
 from nearfar.kernels.quantized import Array, Held, Matrix, Part, QuantTensor
+from nearfar.targets.gpu.levels import Levels, pack_levels
 
-HELD = Held(scales=ONE_LEVEL, pieces=False)
-"""What artifacts store. The launches of a matrix in pieces could not be fused with those around them."""
+HELD = Held(widens=True)
+"""What artifacts store. Rows with scales of one level are stored alike: few bytes buy fewer kernels."""
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of the planes into which codes are split, the low ones first; a word has whole codes."""
@@ -27,15 +27,18 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
 
     Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the
     low half and of its bias in the high half. Without biases, `scales` instead: a word has the float16 bits
-    of the scales of two neighbouring columns, so that the word of a vector of columns is half as long. Codes
-    of one plane have the sign bit of each word inverted (so that the top code, masked in place, reads as the
-    int32 (code - 2^(bits-1)) * 2^(32-bits)); of two planes, all rows of the low bits come before those of the
-    high ones. float16 is packed in pairs along k too, since a device without the feature `shader-f16` cannot
-    declare it, and both precisions share one set of weights.
+    of the scales of two neighbouring columns, so that the word of a vector of columns is half as long. With
+    integer scales, `levels` instead (levels.py). Codes of one plane have the sign bit of each word inverted
+    (so that the top code, masked in place, reads as the int32 (code - 2^(bits-1)) * 2^(32-bits)); of two
+    planes, all rows of the low bits come before those of the high ones. float16 is packed in pairs along k
+    too, since a device without the feature `shader-f16` cannot declare it, and both precisions share one set
+    of weights.
     """
     n, k = matrix.n, matrix.k
     if matrix.quantized:
         codes = Part("codes", (k * matrix.bits // 32, n), "uint32")
+        if (levels := Levels.of(matrix)) is not None:
+            return codes, Part("levels", (levels.rows, n), "uint32")
         if not matrix.scales.offsets:
             return codes, Part("scales", (k // matrix.group, (n + 1) // 2), "uint32")
         return codes, Part("scale_bias", (k // matrix.group, n), "uint32")
@@ -48,6 +51,8 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     """Pack a matrix into its parts."""
     if isinstance(tensor, QuantTensor):
         codes = np.ascontiguousarray(_planes(tensor).T)
+        if tensor.units is not None:
+            return codes, pack_levels(matrix, tensor)
         if not matrix.scales.offsets:
             return codes, _neighbours(tensor.scales)
         return codes, np.ascontiguousarray(_pack_pairs(tensor.scales, tensor.biases).T)

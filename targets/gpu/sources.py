@@ -34,12 +34,17 @@ def device_sources(mod: tvm.IRModule, kind: str) -> dict[str, str]:
     """The source of every kernel of `mod` for a kind of target, by the kernel's name."""
     funcs = kernels(mod)
     with ThreadPoolExecutor(processors()) as pool:  # TVM's passes release the interpreter lock
-        made = pool.map(lambda name: _source(name, _Structure(funcs[name]), kind), funcs)
+        made = pool.map(lambda name: _source(name, _names(funcs[name]), _Structure(funcs[name]), kind), funcs)
         return dict(zip(funcs, made, strict=True))
 
 
+def _names(func: tirx.PrimFunc) -> tuple[str, ...]:
+    """The names of a kernel's parameters, which its source has and its structure does not."""
+    return tuple(str(param.name) for param in func.params)
+
+
 @lru_cache(maxsize=1024)
-def _source(name: str, structure: Any, kind: str) -> str:
+def _source(name: str, names: tuple[str, ...], structure: Any, kind: str) -> str:
     """The source of a kernel, cached: programs share most kernels, and models many."""
     func = structure.key
     # The host's side is never run, and printing C is faster than compiling with LLVM.

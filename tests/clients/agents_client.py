@@ -7,7 +7,9 @@ from asked import HELLO, LONG, MODEL, Trip, tell, told, weather
 
 set_tracing_disabled(True)
 BRIEF = {"stop": list("bdfjkpqvxz\x19")}
-"""Ends a text soon, and no call. A text that a bound of tokens cuts is an error in this package."""
+"""Request options that end a text early, but no call: this package treats a text that max_tokens has cut as
+an error.
+"""
 short = ModelSettings(temperature=0, extra_body=BRIEF)
 must = ModelSettings(temperature=0, extra_body=BRIEF, tool_choice="required", parallel_tool_calls=False)
 plain = Agent(name="plain", model=MODEL, instructions="Be short.", model_settings=short)

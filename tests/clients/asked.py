@@ -18,7 +18,7 @@ for name in ("OPENAI", "ANTHROPIC"):
 os.environ["OPENAI_BASE_URL"], os.environ["ANTHROPIC_BASE_URL"] = f"{URL}/v1", URL
 HELLO = "Hello"
 LONG = "word " * 3000
-"""More than the server's context."""
+"""A prompt that is longer than the server's context."""
 
 
 City = Literal["Oslo", "Rome"]
@@ -42,7 +42,7 @@ def weather(city: City) -> str:
 
 
 CALLED: list[str] = []
-"""The cities that the model asked for."""
+"""The cities for which the model has called `weather`."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}},
@@ -52,12 +52,12 @@ SCHEMA: dict[str, Any] = {
 
 
 def told(error: Exception) -> str:
-    """The names of an error's classes, and its message."""
+    """Names the error's classes and gives its message."""
     return f"{' '.join(each.__name__ for each in type(error).__mro__)}: {error}"
 
 
 def raised(call: Callable[[], object]) -> str:
-    """What a call raises (see `told`)."""
+    """Run `call` and describe the exception that it raises, as `told` does."""
     try:
         call()
     except Exception as error:
@@ -66,5 +66,5 @@ def raised(call: Callable[[], object]) -> str:
 
 
 def tell(**found: Any) -> None:
-    """Print what a client got."""
+    """Print what a client got, as JSON."""
     print(json.dumps({**found, "called": CALLED}, default=str))

@@ -19,7 +19,7 @@ for provider in ("openai-responses", "openai-chat", "anthropic"):
     made = typed.run_sync(HELLO)
     parsed.append(made.output.model_dump())
     tooled = Agent(model, tools=[weather], model_settings={"temperature": 0, "max_tokens": 40})
-    talk = tooled.run_sync(HELLO, message_history=made.all_messages())  # with the calls of the run before
+    talk = tooled.run_sync(HELLO, message_history=made.all_messages())  # with the calls of the previous run
     ended.append(type(talk.output).__name__)
     overflow.append(raised(lambda agent=plain: agent.run_sync(LONG)))
 tell(texts=texts, parsed=parsed, ended=ended, overflow=overflow)

@@ -20,7 +20,7 @@ DTYPES: dict[Precision, Float] = {"f32": "float32", "f16": "float16"}
 
 
 def runner(target: str) -> gpu_jobs.Run:
-    """What runs the stages of a job; skips the test where the target's package is missing."""
+    """A function that runs the stages of a job; skips the test where the target's package is missing."""
     if target == "vulkan":
         from tests.support import vulkan_run
 
@@ -43,7 +43,9 @@ def kernels(
 
 @contextmanager
 def about(case: object) -> Iterator[None]:
-    """A failure inside names the case: for tests that run several over one kernel."""
+    """Name the case in the error of a failure within the block, for tests that run several cases over one
+    kernel.
+    """
     try:
         yield
     except AssertionError as error:

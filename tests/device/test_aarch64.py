@@ -1,4 +1,4 @@
-"""Programs for aarch64 Linux, run under qemu by a C program: the same text as on x86, and the same sums."""
+"""Programs for aarch64 Linux, run under qemu by a C program: texts and sums equal those of x86."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.skipif(
     host().architecture != "x86_64", reason="what runs under an emulator is compared with x86"
 )
 CPUS = {"neon": "cortex-a53", "dotprod": "neoverse-n1", "i8mm": "max"}
-"""A processor that has a unit, and none of those after it, as qemu calls it."""
+"""For each unit, qemu's name of a processor that has this unit and none of the following ones."""
 
 BUILT = tuple(unit for _, unit in paired(("q4",), tuple(CPUS)))
-"""Units that a whole q4 artifact is built for in this run; kernels are compiled and run for all of them."""
+"""The unit that a whole q4 artifact and the kernels are built for in this run: the next run takes another."""
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea, and"
 
 
@@ -61,7 +61,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def text(engine: Engine, **options: object) -> str:
-    """An answer to a prompt that takes several buckets."""
+    """An answer to a prompt whose computation takes several buckets."""
     answer = engine.completions.create(PROMPT, max_tokens=32, **options)
     return answer.choices[0].text
 
@@ -117,7 +117,7 @@ JOBS = (
 
 
 class Compiled:
-    """Jobs as libraries of x86 and of aarch64 by unit, and their inputs: only random bits, once made."""
+    """Jobs as libraries, for x86 and for each unit of aarch64, and their inputs: random bits, made once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -130,7 +130,7 @@ class Compiled:
             self.arrays.append(random_inputs(job, rng) | {f"w{i}": part for i, part in enumerate(packed)})
 
     def library(self, unit: str) -> Path:
-        """The jobs for a unit: of this machine, or of aarch64."""
+        """The library of the jobs for a unit of this machine or of aarch64."""
         if unit not in self._libraries:
             kernels = CpuKernels(UNITS[unit])
             functions = {}
@@ -146,7 +146,7 @@ class Compiled:
     def run(
         self, unit: str, library: Library | Foreign, hold: Callable[[np.ndarray], np.ndarray]
     ) -> list[bytes]:
-        """What the jobs give, on two threads. `hold`: copies an array to where the library reads it."""
+        """The results of the jobs on two threads. `hold`: copies an array to where the library reads it."""
         pool, made = library.pool(2), []
         for i, job in enumerate(JOBS):
             staged = CpuKernels(UNITS[unit]).stages(job)
@@ -173,11 +173,11 @@ def held_here(array: np.ndarray) -> np.ndarray:
     return held
 
 
-@pytest.mark.parametrize("unit", CPUS)
+@pytest.mark.parametrize("unit", BUILT)
 def test_quantized_matrices_give_the_bits_that_x86_gives(
     compiled: Compiled, unit: str, tmp_path: Path
 ) -> None:
-    """Integer sums are exact on all units, and what is added in floats is added in the same order."""
+    """Integer sums are exact on all units, and floats are added in the same order."""
     require_emulator()
     expected = compiled.run("avx2", Library(compiled.library("avx2")), held_here)
     memory = Memory(tmp_path / "memory", 1 << 24)
@@ -185,7 +185,7 @@ def test_quantized_matrices_give_the_bits_that_x86_gives(
     assert len(set(expected)) == len(JOBS)
 
 
-@pytest.mark.parametrize("unit", CPUS)
+@pytest.mark.parametrize("unit", BUILT)
 def test_products_are_summed_by_the_instruction_of_the_unit(compiled: Compiled, unit: str) -> None:
     tool = shutil.which("llvm-objdump") or pytest.skip("there is no llvm-objdump (Debian: llvm)")
     command = [tool, "-d", "--no-show-raw-insn", "--mattr=+dotprod,+i8mm", str(compiled.library(unit))]

@@ -1,10 +1,12 @@
-"""The target and the model that two pages show are taken from the pages, built and run."""
+"""The target, the model and the operation that three pages show are taken from the pages, built and run."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,13 +28,25 @@ from tests.support.architectures import CASES, checkpoint
 from tests.support.backends import require
 from tests.support.cases import Case
 from tests.support.parity import SMALL, check_answers
+from tests.support.paths import ROOT
 
+PARTS = (
+    "step",
+    "format",
+    "kernels",
+    "targets",
+    "build",
+    "edge_runtime",
+    "remote",
+    "routing",
+    "fallback_server",
+)
 KNOWN = (target_names, target_of, device_names)
 
 
 @contextmanager
 def installed(package: ModuleType, files: dict[str, str], folder: Path) -> Iterator[None]:
-    """Within it a package has these files as well, by their paths."""
+    """While the block runs, a package has these additional files, by their paths."""
     root = folder / package.__name__
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +76,7 @@ def test_the_target_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NEARFAR_KERNEL_CACHE", str(tmp_path / "kernels"))
     target, device = docs.page("docs/adding-a-target.md").fences("python")
     assert len([line for line in target.splitlines() if line]) <= 40
-    case = case_of("olmo2-plain")  # the layers of this case ask for norms by themselves
+    case = case_of("olmo2-plain")  # the layers of this case have norms of their own
     with (
         installed(nearfar.targets, {"plain/__init__.py": "", "plain/target.py": target}, tmp_path),
         installed(nearfar.edge_runtime.executors, {"plain/__init__.py": device}, tmp_path),
@@ -84,3 +98,31 @@ def test_the_model_of_the_page(tmp_path: Path) -> None:
         build(BuildOptions(str(root), tmp_path / "out", ("mlx",), "none", buckets=SMALL))
         with Engine.load(tmp_path / "out" / "mlx", kv_memory="4MB", precision="f32") as engine:
             check_answers(case, engine)
+
+
+def test_the_operation_of_the_page(tmp_path: Path) -> None:
+    """The diffs of the page apply to a copy of the tree, whose tables are then complete, and whose kernels
+    compute the operation.
+    """
+    require("vulkan-f32")
+    page = docs.page("docs/adding-an-operation.md")
+    parts = [link.name for link in (ROOT / "src/nearfar").iterdir() if link.is_symlink()]
+    for folder in (*parts, "src", "tests/support", "tests/device"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignored)
+    for name in ("tests/__init__.py", "tests/unit/__init__.py", "tests/unit/test_operations.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    paths = f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"
+
+    def run(*command: str, given: str = "") -> None:
+        environment = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, input=given, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+    for diff in page.fences("diff"):
+        run("git", "apply", given=diff)
+    tests = ("tests/unit/test_operations.py", "tests/device/test_layer_norm.py")
+    run(sys.executable, "-m", "pytest", "-q", "--noconftest", *tests)

@@ -1,7 +1,7 @@
 """The kernels of all architectures' programs against NumPy, each distinct job by itself.
 
-Their programs have about 290 distinct jobs in each precision, which run in turns: a run takes a twelfth, and
-at least one of each family (jobs that differ in sizes only).
+The programs have about 290 distinct jobs in each precision, which run in turns: a run takes a twelfth of
+them, and at least one of each family (jobs that differ only in sizes).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.turns import in_turns
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
 PARTS = 12
-KINDS = ("embed", "norm", "linear", "rope_append", "attention", "route", "experts", "conv", "delta")
+KINDS = ("embed", "norm", "linear", "rope_append", "attention", "route", "experts", "conv", "delta", "ssm")
 
 
 @in_turns("target", "precision", "part")

@@ -2,9 +2,9 @@
 
 The architectures are those of tests/support/architectures.py: tiny random models of transformers' own
 classes, with odd shapes, for prompts within and beyond their windows. Each case runs on one of both targets,
-by turns; the cases of an architecture run on one and the other, so that an architecture with several has both
-in each run. Text models within models that see have lists of other cases with other names of tensors: one of
-three runs. test_architectures_gpu.py has the targets with shaders.
+in turns. The cases of an architecture alternate between the targets, so an architecture with several cases
+runs on both in each run. Text models within multimodal models have the lists of other cases, with other names
+of tensors: a run takes one in three. test_architectures_gpu.py covers the targets with shaders.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def test_answers_are_those_of_transformers(case: Case, backend: str, tmp_path: P
 
 
 @in_turns("case")
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("model_type", "case"), [(case.model_type, case) for case in STATE_SPACES], ids=str)
-def test_answers_of_state_spaces(model_type: str, case: Case, tmp_path: Path) -> None:
-    with opened(case, "cpu", tmp_path) as engine:
+def test_answers_of_state_spaces(model_type: str, case: Case, backend: str, tmp_path: Path) -> None:
+    with opened(case, backend, tmp_path) as engine:
         check_answers(case, engine)
 
 

@@ -1,8 +1,7 @@
 """Architectures from end to end on the targets with shaders: logits and greedy tokens are transformers'.
 
-Their kernels run one by one in test_architecture_jobs.py. From end to end run in each run of the tests, by
-turns: those of READS, one on each target; those of SHAPED with the kernels for a class of GPUs; two of all
-others.
+test_architecture_jobs.py runs their kernels one by one. Each run takes from end to end, in turns: the cases
+of READS, one on each target; the cases of SHAPED with the kernels for a class of GPUs; two of all others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from tests.support import gpu_jobs
-from tests.support.architectures import ON_GPUS
+from tests.support.architectures import CASES
 from tests.support.backends import greedy, require
 from tests.support.massive import GROWTH, Massive, outlying
 from tests.support.parity import check_answers, last, only, opened
@@ -27,32 +26,37 @@ from tests.support.turns import in_turns
 
 from .gpu_harness import PRECISIONS, TARGETS
 
-NAMED = {str(case): case for case in ON_GPUS}
+NAMED = {str(case): case for case in CASES}
 READS = (
     "llama-plain", "gemma4_text-shared", "arcee-plain", "gpt_oss-plain", "lfm2-plain", "qwen3_5_text-plain",
-    "gemma4_text-experts", "qwen2_moe-plain",
+    "gemma4_text-experts", "qwen2_moe-plain", "granitemoehybrid-mamba", "falcon_h1-bare",
+    "falcon_h1-multiplied", "nemotron_h-latent",
 )  # fmt: skip
-"""In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
+"""Cases whose lists together contain every pair of kinds of operations of which one reads the other's result:
+see test_lists_of_steps.
+"""
 OTHERS = [case for case in NAMED.values() if str(case) not in READS]
 SHARES = 2
 """OTHERS are split into this many shares; a run takes one case of each share."""
 ROWS = pytest.mark.parametrize("rows", [1, 16])
-"""Rows of the only bucket of a program, by turns: another bucket is as many kernels more, joined alike."""
+"""Rows of the only bucket of a program, in turns: another bucket would add as many kernels again, connected
+in the same way.
+"""
 FEW = pytest.mark.parametrize("rows", [1, 4])
-"""Rows of the kernels that classes of GPUs have for few."""
+"""Numbers of rows for which the kernels of classes of GPUs for few rows are chosen."""
 SHAPED = {
     "llama-plain": True, "qwen2-plain": True, "qwen3-plain": True, "gemma3_text-plain": True,
     "ministral3-growing": True, "hunyuan_v1_dense-plain": True, "gemma4_text-shared": True,
     "smollm3-plain": True, "olmo2-plain": False,
 }  # fmt: skip
-"""Whether the projections of an architecture append by themselves: with bias, norms of heads before and after
-the rotation, two groups of windows, a factor of q, heads of v that are normed, layers that do not turn; with
-norms over all heads they cannot.
+"""Whether the projections of an architecture can append by themselves: with bias, norms of heads before and
+after the rotation, two groups of windows, a factor of q, normalized heads of v, and layers without rotation
+they can; with norms over all heads they cannot.
 """
 
 
 @in_turns("target", "precision", "rows")
-@TARGETS  # on top, so that those of READS, neighbours in the order of cases, are on different targets
+@TARGETS  # on top, so that neighbouring cases of READS run on different targets
 @PRECISIONS
 @ROWS
 @pytest.mark.parametrize("name", READS)
@@ -77,8 +81,8 @@ def test_answers_of_others(
 
 
 def test_lists_of_steps() -> None:
-    """An architecture whose operations read each other as in no list of READS belongs there: it brings
-    launches, or orders of launches, that no other architecture has.
+    """An architecture with a pair of operations that no list of READS has belongs in READS: it has launches,
+    or orders of launches, that no other architecture has.
     """
     from tests.support import architecture_jobs
 
@@ -96,7 +100,9 @@ def test_lists_of_steps() -> None:
 def test_kernels_for_gpus_answer_as_transformers(
     name: str, fused: bool, device: DeviceClass, rows: int, precision: Precision, target: str, tmp_path: Path
 ) -> None:
-    """Whole steps of few rows, with what only classes of GPUs have: projections that append, or cannot."""
+    """Whole steps of few rows, with features that only classes of GPUs have: projections that append, or
+    cannot.
+    """
     buckets = Buckets((rows,), (1,))
     with opened(NAMED[name], f"{target}-{precision}", tmp_path, device, buckets) as engine:
         check_answers(NAMED[name], engine)
@@ -135,7 +141,9 @@ def test_massive_activations_stay_finite_in_float16(target: str, where: str, tmp
 def test_a_few_huge_channels_do_not_drown_all_others_in_float16(
     target: str, device: str, rows: int, quant: str, tmp_path: Path
 ) -> None:
-    """The two precisions differ by no more than activations in float16 do: prompts of one token and of 40."""
+    """The two precisions differ by no more than activations in float16 do, for prompts of one token and of
+    40.
+    """
     require(target)
     source = str(outlying(tmp_path / "checkpoint", quantized=quant != "none"))
     (path,) = build(

@@ -1,7 +1,7 @@
-"""Attention as shaped for each class of GPU, against NumPy, on both GPU targets.
+"""Attention kernels for each class of GPUs against NumPy, on both GPU targets.
 
 Each case runs once in each run of the tests; targets, classes and precisions run in turns. One kernel serves
-all steps of its rows.
+all steps with its number of rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, int, int, int]
 
 
 def check_runs(made: Attend, target: str, device: str, precision: Precision, *runs: str) -> None:
-    """Steps with these rows, of RUNS, by one kernel."""
+    """Check steps whose rows are these runs (names of RUNS) with one kernel."""
     for name in runs:
         with about(name):
             gpu_jobs.check_runs(
@@ -45,7 +45,7 @@ def job(shape: tuple[int, int, int, int], precision: Precision = "f32", **flags:
 @PRECISIONS
 @pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
 def test_head_sizes(shape: Shape, precision: Precision, device: str, target: str) -> None:
-    """Rows of a step go back in their sequences."""
+    """The rows of a step go backwards in their sequences."""
     made = kernels(target, precision, device)
     gpu_jobs.check(made, runner(target), precision, job(shape, precision))
 
@@ -53,7 +53,9 @@ def test_head_sizes(shape: Shape, precision: Precision, device: str, target: str
 @DEVICES
 @pytest.mark.parametrize("m", [1, 64])
 def test_nothing_rests_on_a_way_to_float16_and_back(m: int, device: str) -> None:
-    """A compiler may take it for nothing: NVIDIA's does, and the weights of parts were 11 bits."""
+    """A compiler may drop a conversion to float16 and back: NVIDIA's does, and then weights of parts had 11
+    bits.
+    """
     from . import webgpu_harness
 
     staged = kernels("webgpu", "f16", device).stages(job((m, 4, 1, 64), "f16"))
@@ -69,7 +71,7 @@ def test_nothing_rests_on_a_way_to_float16_and_back(m: int, device: str) -> None
 @PRECISIONS
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
 def test_flags(flags: str, shape: Shape, runs: str, precision: Precision, device: str, target: str) -> None:
-    """Each flag is in two of ATTENDS, of which a run takes one with few rows and one with many."""
+    """Each flag is in two of ATTENDS: a run takes one of them with few rows and one with many."""
     check_runs(job(shape, precision, **gpu_jobs.ATTENDS[flags]), target, device, precision, runs)
 
 
@@ -79,7 +81,7 @@ def test_flags(flags: str, shape: Shape, runs: str, precision: Precision, device
 @PRECISIONS
 @pytest.mark.parametrize(("m", "window"), [(4, None), (16, 37), (64, None), (64, 65), (64, 200)])
 def test_steps(m: int, window: int | None, precision: Precision, device: str, target: str) -> None:
-    """Whatever rows a step has: also more rows or fewer than are a tile."""
+    """Any rows of a step, also more or fewer rows than a tile has."""
     made = job((m, 8, 4, 32), precision, window=window)
     check_runs(made, target, device, precision, *gpu_jobs.RUNS)
 
@@ -108,7 +110,7 @@ def test_a_float16_cache_beside_float32(m: int, device: str, target: str) -> Non
 @DEVICES
 @pytest.mark.parametrize("m", [1, 16, 64])
 def test_32768_positions(m: int, device: str, target: str) -> None:
-    """More blocks than parts: a workgroup takes several."""
+    """There are more blocks than parts, so a workgroup takes several blocks."""
     made = gpu_jobs.long_attention(m, "float32", **gpu_jobs.ATTENDS["all" if m == 1 else "plain"])
     gpu_jobs.check_runs(kernels(target, "f32", device), runner(target), "f32", made, gpu_jobs.LONG_RUN)
 
@@ -136,8 +138,8 @@ def test_a_matmul_puts_32768_positions_together(device: str, target: str) -> Non
 def test_a_matmul_puts_attention_together(
     flags: str, shape: Shape, runs: tuple[str, ...], precision: Precision, device: str, target: str
 ) -> None:
-    """What attention leaves in parts is what a matmul of attention gives: also of rows of padding, of rows
-    with one part, and with more positions than are blocks in all parts.
+    """A matmul over attention in parts equals a matmul over whole attention: also for rows of padding, rows
+    with one part, and more positions than all parts have blocks.
     """
     attend = job(shape, precision, **gpu_jobs.ATTENDS[flags])
     matrix = Matrix(72, shape[1] * shape[3], 4, 64)

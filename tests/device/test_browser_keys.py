@@ -1,4 +1,4 @@
-"""The chat page by keyboard alone and as a screen reader hears it, in a real headless Chromium."""
+"""The chat page by keyboard alone and with a screen reader, in a real headless Chromium."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,7 +57,7 @@ def focus(page: Page) -> str:
 
 
 def tab_to(page: Page, wanted: str | Callable[[str], bool], key: str = "Tab") -> None:
-    """Press the key until the focus is where it should be, as a person would."""
+    """Press the key until the focus is on the wanted element, as a person would."""
     seen = []
     for _ in range(60):
         page.tab.keyboard.press(key)
@@ -87,7 +87,9 @@ def with_cloud(chromium: Any, address: str, **options: Any) -> Page:
 
 
 def with_slow_cloud(chromium: Any, address: str, **options: Any) -> Page:
-    """A page whose cloud never answers: on a busy machine one of the toy's ends between two keys."""
+    """A page whose cloud never answers: on a busy machine an answer of the toy ends between two key
+    presses.
+    """
     page, _ = cloud_page(chromium, address, **options)
 
     def hang(route: Any) -> None:
@@ -112,7 +114,9 @@ def test_the_first_key_skips_to_the_prompt(chromium: Any, address: str) -> None:
 
 
 def test_sending_and_stopping_keep_the_focus(chromium: Any, address: str) -> None:
-    """By Enter the focus stays in the box; by the buttons it goes from one to the next, never nowhere."""
+    """After Enter the focus stays in the box; after a click on a button it moves to the next button, and is
+    never lost.
+    """
     page = with_slow_cloud(chromium, address)
     page.tab.keyboard.type("Tell me")
     page.tab.keyboard.press("Enter")
@@ -151,7 +155,7 @@ def test_an_answer_is_said_once_when_it_is_whole(chromium: Any, address: str) ->
     whole = "Three things One bold word. py print(1) one two"
     assert [text for text in heard if "Three" in text] == [whole]
     assert "Writing an answer" in heard
-    # A chat that is opened is not read out either.
+    # A screen reader does not read out a chat that is opened.
     page.tab.evaluate("window.heard = []")
     page.tab.reload()
     page.wait("idle")
@@ -206,12 +210,31 @@ def test_page_keys_scroll_the_chat_from_the_prompt(chromium: Any, address: str) 
     page.open().wait("idle")
     page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", ""])
     ask(page, "Hello")
-    top = "document.querySelector('#scroller').scrollTop"
-    end = page.tab.evaluate(top)
+    # Each key scrolls at once, so nothing is waited for but the end of the answer's own layout.
+    rest = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)"
+    left = f"{rest}(document.querySelector('#scroller'))"
+    page.tab.wait_for_function(f"() => {left} < 2")
     page.tab.keyboard.press("PageUp")
-    page.tab.wait_for_function(f"end => {top} < end - 100", arg=end)
+    assert page.tab.evaluate(left) > 100
+    # Lines below the chat (speed, context) may come between the keys: the chat's height is then another.
+    page.tab.set_viewport_size({"width": 1280, "height": 700})
     page.tab.keyboard.press("PageDown")
-    page.tab.wait_for_function(f"end => {top} > end - 2", arg=end)
+    assert page.tab.evaluate(left) < 2
+    page.tab.keyboard.press("PageUp")
+    page.tab.keyboard.press("PageUp")
+    page.tab.keyboard.press("PageDown")
+    assert page.tab.evaluate(left) > 100, "only the last page goes to the end"
+    # Text that grows right after a key does not take the reader back.
+    page.tab.evaluate(
+        """() => {
+          const page = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key }));
+          page("PageDown");
+          page("PageUp");
+          document.querySelector("#log").append(document.createElement("p"), "more");
+          return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+        }"""
+    )
+    assert page.tab.evaluate(left) > 100
     assert focus(page) == "prompt"
 
 

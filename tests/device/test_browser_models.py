@@ -1,4 +1,4 @@
-"""The choice of a model on the chat page, and what the browser keeps of models, in headless Chromium."""
+"""The choice of a model on the chat page, and the models that the browser keeps, in headless Chromium."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def chromium() -> Iterator[Any]:
 
 
 def changed(toy: Path, to: Path, name: str, feature: str | None = None) -> Path:
-    """A copy of the toy with another name, that needs a feature of the GPU."""
+    """A copy of the toy artifact with another name, that requires a feature of the GPU."""
     manifest = copy_artifact(toy, to) / "manifest.json"
     told = json.loads(manifest.read_text(encoding="utf-8"))
     told["model"]["name"] = name

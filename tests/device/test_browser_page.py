@@ -19,6 +19,7 @@ from tests.shared_data import shared_data
 from tests.support.browser import ARGUMENTS, PATIENCE_MS, Page, browser, launch, new_page, serve
 from tests.support.made_up_cloud import CLOUD, SET_CLOUD, cloud_page
 from tests.support.toy_artifact import copy_artifact, heldout_script, write_toy_artifact
+from tests.support.turns import in_turns
 
 LINK = {"prompt": "Tell me", "max_tokens": 60, "temperature": 0, "raw": 1}
 
@@ -240,7 +241,9 @@ new MutationObserver((_, observer) => {
 
 
 def test_without_a_cloud_an_answer_has_what_the_context_has_left(chromium: Any, address: str) -> None:
-    """The router refuses what may not fit, were it to be as long as it may: nobody else could answer."""
+    """The router rejects a request whose longest answer would not fit; here nobody else could answer it, so
+    it is answered up to the context's end.
+    """
     page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=5000)
     page.send()
     page.tab.wait_for_function("() => document.querySelector('li.assistant .text')?.textContent.length > 10")
@@ -281,10 +284,11 @@ def test_a_link_that_cannot_be_read_says_so(chromium: Any, address: str) -> None
     assert "max_tokens=many" in page.notice
 
 
+@in_turns("scheme")
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_fault(chromium: Any, address: str, scheme: Any, width: int) -> None:
-    """Before a chat, in one with markdown, beside an error, and with everything open that folds."""
+    """Checks the page before a chat, with markdown, beside an error, and with all folding parts open."""
     page, _ = cloud_page(
         chromium,
         address,
@@ -315,7 +319,7 @@ def test_axe_finds_no_fault(chromium: Any, address: str, scheme: Any, width: int
 
 
 def test_an_address_without_https_says_so_first(chromium: Any, artifact: Path) -> None:
-    """Without https there is no WebGPU, no hashes and no storage, so not even the artifact can be read."""
+    """Without https there are no WebGPU, no hashes and no storage, so the artifact cannot even be read."""
     insecure = launch(chromium.browser_type, [*ARGUMENTS, "--host-resolver-rules=MAP page.test 127.0.0.1"])
     try:
         with serve(artifact, "--allowed-host", "page.test") as address:
@@ -347,7 +351,7 @@ return {
 
 
 def test_a_link_fills_in_the_message_and_spends_nothing(chromium: Any, address: str) -> None:
-    """Any site can open the page with a link; only a person may spend the person's key."""
+    """Any site can open the page with a link, but only a person may spend the person's API key."""
     page, asked = cloud_page(chromium, address)
     page.open().wait("idle")
     page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", KEY])
@@ -362,7 +366,7 @@ def test_a_link_fills_in_the_message_and_spends_nothing(chromium: Any, address: 
 
 
 def test_the_key_stays_with_its_tab(chromium: Any, address: str) -> None:
-    """What lies in localStorage is read by whoever serves localhost:8080 next."""
+    """The next server at localhost:8080 can read what is in localStorage."""
     context = chromium.new_context(service_workers="block")
     page, _ = cloud_page(chromium, address, context)
     page.open().wait("idle")

@@ -1,8 +1,8 @@
 """The chat page in headless Chromium as device and `nearfar`'s own server as cloud: one browser and one
-server for all.
+server for all tests.
 
-Both run the same weights, so a greedy answer is one text, whoever gives which part of it; one test has a
-larger model in the cloud. The tests build on each other: the last ones stop the servers.
+Both run the same weights, so a greedy answer is the same text, whichever side gives which part of it; one
+test has a larger model in the cloud. The tests build on each other: the last ones stop the servers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ steps => {
 
 @dataclass
 class Stage:
-    """The page, the server behind the network, and what the page asked for."""
+    """The page, the server behind the network, and the requests of the page."""
 
     page: Page
     server: RunningServer
@@ -85,15 +85,17 @@ class Stage:
 
     @property
     def sent(self) -> list[str]:
-        """What the page asked the cloud for so far."""
+        """The requests that the page has sent to the cloud so far."""
         return [url for url in self.page.requests if "/v1/" in url]
 
     def lose_device(self, steps: int) -> None:
-        """GPUDevice.destroy() in the engine's worker, so many steps from now; it finds no other there."""
+        """Call GPUDevice.destroy() in the engine's worker after `steps` steps; the worker finds no other
+        device.
+        """
         self.page.tab.workers[-1].evaluate(LOSE_THE_DEVICE, steps)
 
     def wait_for_device(self) -> None:
-        """The page loads the model again by itself."""
+        """Wait until the page has loaded the model again by itself."""
         script = "() => window.nearfar.engine !== null && window.nearfar.client.device !== null"
         self.page.tab.wait_for_function(script, timeout=PATIENCE_MS)
 
@@ -117,7 +119,7 @@ def stage(built: Built) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def expected(stage: Stage) -> str:
-    """The answer without any trouble."""
+    """The answer where nothing fails."""
     text: str = stage.ask(tokens=24, mode="device_only")["text"]
     assert len(text) > 20
     return text
@@ -321,7 +323,7 @@ def test_the_page_works_without_its_server(stage: Stage, expected: str) -> None:
     stage.page.open(max_tokens=24, temperature=0)
     assert stage.page.wait("idle", "error") == "idle", stage.page.notice
     assert stage.page.shards == []
-    # The chat from before is open again.
+    # The earlier chat is open again.
     tab.get_by_role("button", name="New chat").click()
     tab.fill("#prompt", EASY)
     tab.keyboard.press("Enter")

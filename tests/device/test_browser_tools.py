@@ -1,4 +1,4 @@
-"""What the chat page does beside chatting, in a real headless Chromium: answers in JSON and calls of its
+"""Features of the chat page besides chatting, in a real headless Chromium: answers in JSON and calls of its
 tools, from the device; and a message that is still being written.
 """
 
@@ -59,14 +59,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def address(built: Built) -> Iterator[str]:
-    # WebAssembly is used, because a software GPU takes 40 CPU seconds for shaders that say nothing about
-    # tools.
+    # WebAssembly is used, because a software GPU would take 40 CPU seconds for shaders, which do not matter
+    # here.
     with serve(built("classics-7M", "q4"), target="wasm") as running:
         yield running
 
 
 def opened(page: Page, tokens: int) -> Page:
-    """Loaded, with its settings open, and answers of so many tokens."""
+    """The loaded page with open settings, and a limit of `tokens` for answers."""
     page.open().wait("idle")
     page.tab.locator("#settings > summary").click()
     page.tab.locator("#max-tokens").fill(str(tokens))
@@ -130,7 +130,7 @@ def test_a_call_stays_where_no_answer_follows(chromium: Any, address: str) -> No
     page = opened(new_page(chromium, address), 120)
     page.tab.locator("#tools").check()
     page.tab.evaluate(FORCE)
-    # the answer and the tools' own words together exceed the context
+    # the answer and the descriptions of the tools together exceed the context
     page.tab.evaluate("window.later = { max_tokens: 500 }")
     page.tab.locator("#prompt").fill("What time is it?")
     page.tab.get_by_role("button", name="Send").click()

@@ -1,7 +1,8 @@
-"""Programs for classes of GPUs tried in a real headless Chromium: its software device, told to be unknown.
+"""Trials of programs for classes of GPUs in a real headless Chromium, whose software device pretends to be
+unknown.
 
-Nothing of the runtime is made for that. The worker's file is served with a few lines in front, which change
-what the browser says of its adapter, and break a kernel where a test wants that.
+The runtime has no code for these tests. The worker's file is served with a few additional lines in front,
+which change the browser's description of its adapter, and break a kernel where a test wants that.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tests.support.toy_artifact import heldout_script, write_toy_artifact
 
 FINALISTS = ["integrated-f32", "discrete-f32"]
 CLASSES: dict[DeviceClass, int] = {"software": 0, "mobile": 2000, "integrated": 8000, "discrete": 0}
-"""By class, the rounds that each of its steps wastes: the finalist of the next class is the quickest."""
+"""For each class, the rounds that each of its steps wastes: the finalist of the next class is the fastest."""
 HANG = "return new Promise(() => undefined);"
 
 # A machine that is busy with other tests must not end a trial, so the page's clock is slowed down.
@@ -81,7 +82,7 @@ return { stats, trying: of("trying"), programs: of("program"), text: choices[0].
 
 
 def breaking(kind: str, broken: str) -> str:
-    """For the worker: compiling a program's kernel does something else."""
+    """Lines for the worker that replace the code for compiling a kernel of kind KIND by `broken`."""
     return BREAK_A_KERNEL.replace("KIND", kind).replace("BROKEN", broken)
 
 
@@ -126,7 +127,7 @@ def open_page(context: Any, address: str, before: str = UNKNOWN_GPU, *, broken: 
 
 
 def change_worker(page: Page, before: str) -> None:
-    """Workers that start from now on begin with these lines."""
+    """Make workers that start from now on begin with these lines."""
 
     def answer(route: Any) -> None:
         response = route.fetch()
@@ -136,13 +137,13 @@ def change_worker(page: Page, before: str) -> None:
 
 
 def load(page: Page, **options: object) -> Any:
-    """What another load on the page says, beside the page's own."""
+    """The result of another load on the page, beside the page's own."""
     page.wait("idle")
     return page.run(LOAD, options)
 
 
 def wait_for_trial(page: Page, program: str) -> None:
-    """Until the page's load tries the program: it is noted, and its kernels are being compiled."""
+    """Wait until the page's load tries the program: it is noted, and its kernels are being compiled."""
     page.tab.wait_for_function(
         "told => document.querySelector('#loading-bytes').textContent === told",
         arg=f"Trying {program}",
@@ -151,7 +152,7 @@ def wait_for_trial(page: Page, program: str) -> None:
 
 
 def kill_gpu_process() -> None:
-    """As a driver does that fails, in the browser that this process has started."""
+    """Kill the GPU process of the browser that this process has started, as a failing driver would."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if "--type=gpu-process" in process.cmdline():
@@ -312,7 +313,7 @@ def test_only_what_can_be_had_is_tried(context: Any, address: str, recited: str)
 
 
 def lies_in_others(route: Any) -> bool:
-    """Whether a file is of the programs that an offline visit does not have."""
+    """Whether a file belongs to the programs that an offline visit does not have."""
     return any(name in route.request.url for name in ("integrated", "discrete", "mobile"))
 
 

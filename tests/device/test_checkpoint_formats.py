@@ -1,6 +1,4 @@
-"""Checkpoints that are quantized already, in every format: read as the format's own formula has it, built,
-run.
-"""
+"""Quantized checkpoints in every format: read according to the format's own formula, built, and run."""
 
 from __future__ import annotations
 
@@ -17,12 +15,13 @@ import pytest
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
-from nearfar.build.weights.containers import open_checkpoint
-from nearfar.build.weights.packed import find_packed
+from nearfar.build.weights.opening import open_checkpoint
+from nearfar.build.weights.quantized import find_quantized
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.step.reading import read_model
-from tests.support.packed import CONFIG, answer, greedy, read_back, write
-from tests.support.packed_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
+from tests.support.quantized import CONFIG, answer, greedy, read_back, write
+from tests.support.quantized_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
+from tests.support.turns import share
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -41,7 +40,7 @@ def test_weights_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
             assert np.abs(carried[tensor] - value).max() <= made.step * largest, tensor
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", share(RUN, 2))
 def test_built_and_run(name: str, tmp_path: Path) -> None:
     made = FORMATS[name]()
     root = made.write(tmp_path / name)
@@ -59,24 +58,24 @@ def test_built_and_run(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [*FORMATS.values(), lambda: mlc(inner=200)], ids=[*FORMATS, "mlc-filled"])
 def test_what_can_be_carried_is_known_before_it_is_asked(make: Callable[[], Made], tmp_path: Path) -> None:
-    """`expected` is a question: it changes nothing of what a format says of its tensors."""
+    """`expected` only reports: it does not change what a format says about its tensors."""
     checkpoint = open_checkpoint(str(make().write(tmp_path / "x")))
-    packed = find_packed(checkpoint)
-    assert packed is not None
-    before = dict(packed.tensors)
+    quantized = find_quantized(checkpoint)
+    assert quantized is not None
+    before = dict(quantized.tensors)
     params = read_model(checkpoint.config, checkpoint.entries).model.step.params
-    packed.expected({name: shape for param in params for name, shape in param.expected().items()})
-    assert packed.tensors == before
+    quantized.expected({name: shape for param in params for name, shape in param.expected().items()})
+    assert quantized.tensors == before
 
 
 def test_a_row_that_is_filled_up_is_requantized(tmp_path: Path) -> None:
     made = mlc(inner=200)
     source = open_source(BuildOptions(str(made.write(tmp_path / "x")), tmp_path))
     down = "model.layers.1.mlp.down_proj.weight"
-    assert source.packed is not None
+    assert source.quantized is not None
     assert down not in source.keeps
     assert "model.layers.1.mlp.up_proj.weight" in source.keeps
-    found = source.packed.weights(down, 0, len(made.floats[down]))
+    found = source.quantized.weights(down, 0, len(made.floats[down]))
     np.testing.assert_allclose(found, made.floats[down], rtol=2e-7, atol=1e-7)
 
 
@@ -122,7 +121,7 @@ def test_a_group_that_there_is_not_is_named(tmp_path: Path) -> None:
 
 
 def changed(made: Made, *path: str, to: object) -> Made:
-    """With one setting changed."""
+    """The checkpoint with one setting changed."""
     config = copy.deepcopy(made.config)
     place = config["quantization_config"]
     for key in path[:-1]:
@@ -132,11 +131,11 @@ def changed(made: Made, *path: str, to: object) -> Made:
 
 
 def carry_all(root: Path) -> None:
-    """Open it and read some rows of each matrix."""
+    """Open the checkpoint and read some rows of each matrix."""
     source = open_source(BuildOptions(str(root), root / "out"))
-    assert source.packed is not None
+    assert source.quantized is not None
     for name in source.keeps:
-        source.packed.carry(name, 0, 4)
+        source.quantized.carry(name, 0, 4)
 
 
 GROUP = ("config_groups", "group_0")

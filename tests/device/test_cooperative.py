@@ -1,6 +1,6 @@
-"""Matmuls by cooperative matrices against NumPy, on a Vulkan device that has such.
+"""Matmuls with cooperative matrices against NumPy, on a Vulkan device that supports them.
 
-Mesa's lavapipe has them from 26.2 on, of 8 by 8; which sizes there are, the device says.
+Mesa's lavapipe has had them since 26.2, of 8 by 8; the device reports the sizes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from nearfar.edge_runtime.executors.vulkan import device, features
-from nearfar.format.scales import SYMMETRIC
+from nearfar.format.scales import OF_GGUF, SYMMETRIC
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Job, Linear
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
@@ -26,12 +26,13 @@ JOBS = {
     "ragged": Linear(33, Matrix(88, 172, 32), "float16", "float32", bias=True, residual=True),
     "planes": Linear(64, Matrix(96, 96, 6, 16), "float16", "float16", gate="gelu_erf", bias=True),
     "scales_alone": Linear(64, Matrix(96, 256, 5, 32, scales=SYMMETRIC), "float16", "float32"),
+    "levels": Linear(64, Matrix(96, 512, 4, 32, scales=OF_GGUF["Q4_K"]), "float16", "float32"),
     "f16": Linear(256, Matrix(512, 64, 16), "float16", "float16"),
 }
 
 
 class Cooperating:
-    """The kernels of class discrete, but for the size of tiles."""
+    """The kernels of class discrete, with another size of tiles."""
 
     def __init__(self, size: int, widest: int) -> None:
         self._plain, self._sizes = variant(DISCRETE, "f16", vectors=True).kernels, (size, widest)

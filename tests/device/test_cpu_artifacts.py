@@ -1,4 +1,4 @@
-"""CPU artifacts whose manifest or plans do not add up: refused by name, whatever is wrong."""
+"""CPU artifacts whose manifest or plans are inconsistent are rejected by name."""
 
 from __future__ import annotations
 

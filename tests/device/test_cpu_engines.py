@@ -29,7 +29,9 @@ def artifact(lab: Lab) -> Path:
 
 
 def test_closing_one_engine_leaves_the_others_threads(artifact: Path) -> None:
-    """A server that loads the next version before it closes the last; a notebook that loads again."""
+    """For example, a server loads the next version before it closes the last one, or a notebook
+    loads again.
+    """
     count = pool_threads()
     first = load(artifact, 2)
     text = answer(first)
@@ -44,7 +46,9 @@ def test_closing_one_engine_leaves_the_others_threads(artifact: Path) -> None:
 
 
 def test_a_step_of_a_few_requests_is_padded_to_no_more_than_twice_its_rows(artifact: Path) -> None:
-    """On a processor a step costs by the row: two requests at once take a step of 2, six one of 8."""
+    """On a CPU the time of a step grows with its rows: two requests at once take a step of 2 rows, six
+    requests one of 8.
+    """
     with load(artifact, 2) as engine:
         limits = engine.asynchronous.core.scheduler.limits
         found = [limits.bucket(rows) for rows in (1, 2, 3, 6, 8, 12, 20, 40, 200)]
@@ -53,8 +57,8 @@ def test_a_step_of_a_few_requests_is_padded_to_no_more_than_twice_its_rows(artif
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_of_a_process_with_an_engine_does_not_hang(artifact: Path) -> None:
-    """multiprocessing forks by default on Linux: the child closes what it inherited, and says why it
-    cannot use it.
+    """multiprocessing forks by default on Linux. The child can close the engine that it inherited, and using
+    it raises an error that says why it cannot.
     """
     with load(artifact, 2) as engine:
         text = answer(engine)
@@ -73,7 +77,7 @@ def test_a_fork_of_a_process_with_an_engine_does_not_hang(artifact: Path) -> Non
 def test_the_scheduler_has_the_pages_that_the_executor_has(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much memory others take or give back while the weights are loaded."""
+    """This holds however much memory other processes take or free while the weights are loaded."""
     host, asked = psutil.virtual_memory(), itertools.count(1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: host._replace(available=next(asked) * 8_000_000))
     with Engine.load(artifact, threads=1) as engine:

@@ -1,4 +1,6 @@
-"""An artifact for cpu has programs for several vector units; the machine takes the best that it can run."""
+"""An artifact for cpu has programs for several vector units; the machine takes the best one that it
+can run.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ PROMPT = "The fox and the crow"
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As it is built where nothing is said of units."""
+    """An artifact built without options for units."""
     out = tmp_path_factory.mktemp("units")
     return build(BuildOptions(SAMPLE, out, ("cpu",), "q4", buckets=SMALL))[0]
 
 
 def answer(path: Path, program: str | None = None) -> tuple[str, str, str]:
-    """A text, the program that wrote it, and why it was that one."""
+    """A text, the program that wrote it, and why that program was chosen."""
     with Engine.load(path, kv_memory="4MB", program=program) as engine:
         done = engine.completions.create(prompt=PROMPT, max_tokens=40, temperature=0)
         choice = engine.asynchronous.core.choice
@@ -44,7 +46,7 @@ def answer(path: Path, program: str | None = None) -> tuple[str, str, str]:
 
 
 def machine(features: Iterable[str]) -> Found:
-    """This one, if it had these features."""
+    """This machine, pretending to have exactly these features."""
     return Found(frozenset(features), arch=architecture(), system=system())
 
 

@@ -1,4 +1,4 @@
-"""Embedding models: vectors are those of transformers, last token, normalized, on every kind of device."""
+"""Embedding models: vectors equal those of transformers (last token, normalized) on every kind of device."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ openai = late("openai")
 Vectors = npt.NDArray[Any]
 CASE = next(case for case in CASES if case.model_type == "qwen3")
 TOLERANCE = {"f32": 1e-4, "f16": 1e-2}
-"""Tolerance of vectors of length 1, where the weights are as in the checkpoint; for the cpu see CPU."""
+"""Tolerance of vectors of length 1, where the weights are as in the checkpoint; CPU has that of the cpu."""
 CPU = 1e-3
-"""There matmuls of many rows are in 16-bit fixed point."""
+"""On the cpu, matmuls of many rows are computed in 16-bit fixed point."""
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -45,7 +45,7 @@ LAST = {"word_embedding_dimension": 48, "pooling_mode_lasttoken": True, "pooling
 
 
 def embedding_checkpoint(root: Path, pooling: dict[str, Any] = LAST) -> Path:
-    """The case as Qwen3-Embedding is saved: sentence-transformers' files, no head, no `model.` in names, and
+    """The case saved like Qwen3-Embedding: sentence-transformers' files, no head, names without `model.`, and
     a tokenizer that ends texts with the end token.
     """
     shutil.copytree(checkpoint(CASE), root)
@@ -88,7 +88,7 @@ def reference() -> Any:
 
 
 def build_one(target: str, source: Path, out: Path, **options: Any) -> Path:
-    """The artifact of a target."""
+    """Build for a target; gives the artifact."""
     build(
         BuildOptions(
             str(source), out, (target,), "none", buckets=Buckets((1, 16), (1,)),
@@ -187,7 +187,7 @@ TEXTS = ["hello", "a much longer text, which takes more than one step of sixteen
 
 
 def expected(path: Path) -> Vectors:
-    """What transformers says to the texts, with the end token that the tokenizer adds."""
+    """transformers' vectors of the texts, with the end token that the tokenizer adds."""
     with Engine.load(path, kv_memory="4MB") as engine:
         return np.array([reference()(engine.asynchronous.codec.encode(text)) for text in TEXTS])
 

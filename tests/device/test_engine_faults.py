@@ -1,5 +1,5 @@
-"""A real artifact whose device fails at every call in turn: afterwards every answer is that of a device
-that never failed.
+"""The device of a real artifact fails at every call in turn: later answers equal those of a device that never
+failed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def answers(core: EngineCore) -> list[Any]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[Faults], None]:
-    """Makes every cpu device that is opened one that fails as said."""
+    """A function that makes every cpu device opened from then on fail as Faults says."""
 
     def arm(faults: Faults) -> None:
         device = devices.device("cpu")

@@ -1,4 +1,6 @@
-"""Matmuls of float16 programs, whose products are float16: what is rounded, and that no input overflows."""
+"""Matmuls of float16 programs, whose products are float16: how results are rounded, and that no input
+overflows.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,19 @@ def _random(rng: np.random.Generator, k: int) -> Array:
 
 
 def _outliers(rng: np.random.Generator, k: int) -> Array:
-    """Two inputs of all rows a thousand times as large, as massive activations are."""
+    """Two inputs of all rows are a thousand times as large as the others, as massive activations are."""
     x = _random(rng, k)
     x[:, [5, k - 7]] *= 1000
     return x
 
 
 def _sizes(rng: np.random.Generator, k: int) -> Array:
-    """Rows from 1e-4 to 1e4."""
+    """Rows of sizes from 1e-4 to 1e4."""
     return _random(rng, k) * np.logspace(-4, 4, ROWS)[:, None]
 
 
 def _massive(rng: np.random.Generator, k: int) -> Array:
-    """Inputs 5, 37 and 50 of all rows ten thousand times as large; they add up to nothing."""
+    """Inputs 5, 37 and 50 of all rows are ten thousand times as large as the others; they add up to zero."""
     x = _random(rng, k)
     x[:, list(MASSIVE)] = rng.uniform(1, 2, (ROWS, 1)) * (7003.7, 9741.3, -16745.0)
     return x
@@ -60,13 +62,15 @@ KINDS: dict[str, Callable[[np.random.Generator, int], Array]] = {
 TARGETS, DEVICES = ("webgpu", "vulkan"), ("mobile", "discrete")
 MASSIVE = (5, 37, 50)
 MOST = 9e-4
-"""Root mean square of a row's errors, of that of its outputs. Rounding rows to float16 gives 2e-4 to 4e-4."""
+"""Bound of a row's root mean square error, relative to the root mean square of its outputs. Rounding rows to
+float16 gives 2e-4 to 4e-4.
+"""
 EXACT = 1e-6
-"""The bound of a row's errors where products are float32 and rows are float16 already."""
+"""Bound of a row's errors if products are float32 and rows are already float16."""
 
 
 def runner(target: str) -> gpu_jobs.Run:
-    """What runs a kernel, on a machine that has it."""
+    """A function that runs a kernel, on a machine that can run it."""
     if target == "vulkan":
         from tests.support import vulkan_run
 
@@ -78,12 +82,12 @@ def runner(target: str) -> gpu_jobs.Run:
 
 @cache
 def stages(target: str, device: str, job: Linear) -> Staged:
-    """A job's kernels, as the program of a target has them."""
+    """The kernels of a job in a target's program."""
     return variant(CLASSES[device], "f16", target == "vulkan").kernels.stages(job)
 
 
 def errors(target: str, device: str, job: Linear, arrays: dict[str, Array]) -> Array:
-    """Each row's root mean square of errors, divided by the root mean square of its outputs."""
+    """For each row, the root mean square of its errors divided by that of its outputs."""
     staged = stages(target, device, job)
     given = {name: array for name, array in arrays.items() if name != "w"}
     got = runner(target)(staged, "f16", given | {"out": np.zeros(*job.out)})["out"]
@@ -116,7 +120,9 @@ def test_products_are_off_by_little(name: str, device: str, target: str) -> None
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MATRICES)
 def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, device: str, target: str) -> None:
-    """All columns have one weight for three massive inputs, so that the others make the output."""
+    """All columns have one weight for three massive inputs, which cancel, so the other inputs make the
+    output.
+    """
     matrix, rng = MATRICES[name], np.random.default_rng(3)
     codes = rng.integers(0, 2 ** min(matrix.bits, 8), (matrix.n, matrix.k)).astype(np.uint8)
     codes[:, list(MASSIVE)] = 2 ** min(matrix.bits, 8) - 1
@@ -143,7 +149,9 @@ def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, device: str, t
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_the_largest_inputs_do_not_overflow(bits: int, target: str) -> None:
-    """All codes at one end, all inputs just below the power of two that they are scaled by."""
+    """All codes are at one end of their range, all inputs just below the power of two by which they are
+    scaled.
+    """
     matrix = Matrix(64, 256, bits, 64)
     kernels = variant(CLASSES["discrete"], "f16", False).kernels
     scales = np.full((64, 4), 0.01, np.float16)

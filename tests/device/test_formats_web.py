@@ -1,5 +1,5 @@
-"""Answers with a response_format in the package's engine, in Node and in a real Chromium: they parse and are
-valid, whatever is drawn.
+"""Answers with a response_format in the package's engine, in Node and in a real Chromium, parse and are valid
+for every seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GGUF files, built and run: what they answer is what the weights answer that they stand for."""
+"""GGUF files, built and run: the answers equal those of the weights that the files represent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.source import open_source
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import OLDEST, VERSION
@@ -21,11 +21,13 @@ from nearfar.step import ops
 from tests.support import gguf_files, tiny
 from tests.support.architectures import CASES, checkpoint, prompt, reference
 from tests.support.backends import greedy as tokens_of
+from tests.support.backends import require
 from tests.support.cases import Case
 from tests.support.gguf_files import WIDE
-from tests.support.packed import CONFIG, answer, greedy, weights, write
 from tests.support.parity import SMALL, check_answers, last
+from tests.support.quantized import CONFIG, answer, greedy, weights, write
 from tests.support.step_reference import StepReference
+from tests.support.turns import in_turns, share
 
 ARCHITECTURES = {
     "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
@@ -42,7 +44,7 @@ READ = (
     "qwen3_5_text-plain", "qwen3_5_text-odd", "qwen3_5_moe_text-plain", "qwen3_5_moe_text-odd",
     "granitemoehybrid-experts", "granitemoehybrid-odd", "gemma4_text-experts",
 )  # fmt: skip
-"""Cases whose files are read, and computed in NumPy: their lists run on devices elsewhere."""
+"""Cases whose files are read and computed in NumPy only: other tests run their lists on devices."""
 LIKE_GGUF = {
     "gemma2-plain": {"query_pre_attn_scalar": 24, "attention_bias": False},
     "gemma3_text-plain": {"query_pre_attn_scalar": 24},
@@ -52,7 +54,7 @@ LIKE_GGUF = {
     "granitemoehybrid-experts": {"hidden_act": "silu"},
     "granitemoehybrid-odd": {"time_step_limit": [0.0, float("inf")]},
 }
-"""What GGUF has no keys for, as llama.cpp computes it."""
+"""Settings for which GGUF has no keys, with llama.cpp's values."""
 
 
 def cases() -> list[Case]:
@@ -66,7 +68,7 @@ def like_gguf(case: Case) -> Case:
     return replace(case, name=f"{case.name}-gguf", config={**case.config, **changes}) if changes else case
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", share(cases(), 2), ids=str)
 def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
     # the file has no suffix, and its content tells the format
     file = gguf_files.write(checkpoint(case), tmp_path / "a-model")
@@ -114,10 +116,10 @@ def test_experts_in_mxfp4_keep_their_codes(tmp_path: Path) -> None:
         str(file), tmp_path / "out", ("cpu",), cpu_features=("native",), buckets=SMALL
     )  # fmt: skip
     source = open_source(options)
-    assert source.packed is not None
-    assert set(source.packed.tensors) == set(stands_for)
+    assert source.quantized is not None
+    assert set(source.quantized.tensors) == set(stands_for)
     for name, floats in stands_for.items():
-        np.testing.assert_array_equal(source.packed.weights(name, 3, 17), floats[3:17], err_msg=name)
+        np.testing.assert_array_equal(source.quantized.weights(name, 3, 17), floats[3:17], err_msg=name)
     held = stands_for | {
         name: source.checkpoint.read(name).astype(np.float32)
         for name in source.checkpoint.entries if name not in stands_for
@@ -188,13 +190,13 @@ def test_heads_of_values_stay_where_they_are(kind: str, tmp_path: Path) -> None:
 
 
 FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
-"""Types whose codes tests/unit/test_gguf.py compares alone: devices treat them like the other types."""
+"""Types whose codes only tests/unit/test_gguf.py compares: devices treat them like the other types."""
 KINDS = (*(kind for kind in BLOCKS if kind not in FEW_BITS), "Q4_K_M")
 ROUNDED = ("IQ4_XS", "IQ3_S")
 STORED = {"Q4_K": (4, 32, OF_GGUF["Q4_K"]), "Q6_K": (6, 16, OF_GGUF["Q6_K"])}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", share(KINDS, 3))
 def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
     file, floats = gguf_files.mixed(tmp_path, kind)
     floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}
@@ -211,14 +213,31 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
         assert stored == {"qkv": [(384, *wide), (128, *high)], "o": [(256, *wide)], "gate_up": [(512, *wide)],
                           "down": [(256, *high)]}  # fmt: skip
     if expected == "exact":
-        packed = open_source(BuildOptions(str(file), tmp_path)).packed
-        assert packed is not None
-        for name in packed.tensors:
-            np.testing.assert_array_equal(packed.weights(name, 5, 77), floats[name][5:77], err_msg=name)
+        quantized = open_source(BuildOptions(str(file), tmp_path)).quantized
+        assert quantized is not None
+        for name in quantized.tensors:
+            np.testing.assert_array_equal(quantized.weights(name, 5, 77), floats[name][5:77], err_msg=name)
+
+
+@in_turns("target")
+@pytest.mark.parametrize("target", ["vulkan", "webgpu"])
+def test_a_gpu_stores_the_bytes_of_the_file(target: str, tmp_path: Path) -> None:
+    """Types mixed as llama.cpp mixes them: exact, not larger, and the answer is that of the weights."""
+    require(target)
+    file, floats = gguf_files.mixed(tmp_path, "Q4_K_M")
+    floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}
+    found, manifest = answer(file, tmp_path / "out", target, device_classes=("software",))
+    assert found == greedy(floats, WIDE)
+    matrices = manifest["quantization"]["matrices"]
+    assert {matrix["carried"] for matrix in matrices} == {"exact"}
+    assert [rows_of(m) for m in matrices if m["name"] == "layers.0.qkv"] == [
+        [(384, *STORED["Q4_K"]), (128, *STORED["Q6_K"])]
+    ]
+    assert sum(shard["bytes"] for shard in manifest["weights"]["shards"]) <= 1.02 * file.stat().st_size
 
 
 def rows_of(matrix: dict[str, Any]) -> list[tuple[int, int, int, Scales]]:
-    """The number of rows, the bits, the group size and the scales of each piece of a matrix."""
+    """For each piece of a matrix: its rows, bits, group size and scales."""
     pieces = matrix.get("pieces", [matrix])
     return [(p["n"], p["bits"], p["group_size"], Scales(**p.get("scales", {}))) for p in pieces]
 
@@ -263,7 +282,9 @@ def test_frequencies_of_llama_3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["phi3-partial-short", "phi3-partial-long"])
 def test_frequencies_of_phi_3(name: str, tmp_path: Path) -> None:
-    """Factors as tensors; which of both sets counts, and how much longer texts are scaled."""
+    """Factors are tensors; tests which of the two sets is used, and how positions of longer texts
+    are scaled.
+    """
     (case,) = (case for case in CASES if str(case) == name)
     rope = case.config["rope_parameters"]
 

@@ -1,26 +1,21 @@
 """Every kernel of the GPU targets against NumPy, as WGSL through wgpu and as SPIR-V through Vulkan.
 
-Without a GPU both run on lavapipe, where LLVM's compile of a kernel costs more than all else: 0.3 to 1.8 CPU
-seconds. So each case runs once in each run of the tests, and what a case is multiplied with (targets,
-precisions, rows that the same kind of kernel takes) runs in turns.
+Without a GPU both run on lavapipe, where LLVM's compilation of a kernel costs most: 0.3 to 1.8 CPU seconds.
+So each case runs once in each run of the tests. Its combinations with targets, precisions and rows that the
+same kind of kernel takes run in turns.
 """
 
 from __future__ import annotations
 
 import re
 
-import gguf
 import numpy as np
 import pytest
 
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
 from nearfar.format.manifest import Float
-from nearfar.format.scales import SYMMETRIC
-from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
-from nearfar.kernels.quantized import Matrix
-from tests.support import gguf_files, gpu_jobs, int8_jobs
+from tests.support import gguf_rows, gpu_jobs, int8_jobs
 from tests.support.turns import in_turns
 
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
@@ -36,9 +31,7 @@ def check(job: GraphJob, target: str, precision: Precision) -> None:
 
 
 NAMED = gpu_jobs.MATRICES | gpu_jobs.SCHEMES
-MATRICES = {
-    f"{name}-{matrix.n}x{matrix.k}": matrix for name, matrix in (NAMED | gpu_jobs.SCALES_ALONE).items()
-}
+MATRICES = {f"{name}-{matrix.n}x{matrix.k}": matrix for name, matrix in (NAMED | gpu_jobs.STORED).items()}
 
 
 @in_turns("target", "precision", "m")
@@ -58,26 +51,16 @@ def test_embed(matrix: str, scale: float, target: str) -> None:
     check(Embed(4, NAMED[matrix], scale), target, "f32")
 
 
-@in_turns("target", "k")
+@in_turns("target", "blocks")
 @TARGETS
-@pytest.mark.parametrize("k", [32, 160, 192])
-@pytest.mark.parametrize("kind", sorted(kind for kind in BLOCKS if BLOCKS[kind].scales == SYMMETRIC))
-def test_rows_of_a_gguf_file_are_those_of_the_file(kind: str, k: int, target: str) -> None:
-    """Scales without biases: to the bit what the gguf package says, also of an odd number of columns."""
-    count = 37
-    rows = gguf_files.random_rows(kind, count, k, seed=k)
-    scheme = BLOCKS[kind].scheme(k)
-    assert scheme is not None
-    matrix = Matrix(count, k, scheme.bits, scheme.group_size, scales=scheme.scales)
-    _, size = gguf.GGML_QUANT_SIZES[gguf_files.KINDS[kind]]
-    carried = read_rows(kind, rows, size).carried(scheme.bits, kind, scheme.scales)
-    made = kernels(target, "f32")
-    tokens = np.zeros(MAX_STEP, np.int32)
-    tokens[:count] = np.arange(count)
-    arrays = dict(zip(("w0", "w1"), made.pack(matrix, carried.rows), strict=True))
-    arrays |= {"tokens": tokens, "out": np.zeros((count, k), np.float32)}
-    got = runner(target)(made.stages(Embed(count, matrix)), "f32", arrays)["out"]
-    np.testing.assert_array_equal(got, gguf_files.floats(rows, kind))
+@pytest.mark.parametrize("blocks", [1, 5, 6])
+@pytest.mark.parametrize("kind", gguf_rows.OWN_BYTES)
+def test_rows_of_a_gguf_file_are_those_of_the_file(kind: str, blocks: int, target: str) -> None:
+    """The rows are to the bit those of the gguf package, also of an odd number of columns or superblocks."""
+    made, job = kernels(target, "f32"), gguf_rows.embed_job(kind, blocks * gguf_rows.block_size(kind))
+    arrays, expected = gguf_rows.embed_arrays(made, kind, job.matrix.k)
+    arrays["out"] = np.zeros(*job.out)
+    np.testing.assert_array_equal(runner(target)(made.stages(job), "f32", arrays)["out"], expected)
 
 
 @in_turns("rows", "target", "precision", "which")
@@ -139,7 +122,7 @@ HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 
 @WHICH
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
 def test_attention_flags(flags: str, rows: str, which: int, precision: Precision, target: str) -> None:
-    """Pages that no row sees are not there: lavapipe would fault."""
+    """Pages that no row sees do not exist: reading one would make lavapipe fault."""
     shape = HEADS[rows][which]
     check(gpu_jobs.paged(Attend, shape, DTYPES[precision], **gpu_jobs.ATTENDS[flags]), target, precision)
 
@@ -218,7 +201,7 @@ def test_linear_by_class(device: str, kind: str, name: str, target: str) -> None
 @TARGETS
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_inputs_of_any_size(dtype: Float, target: str) -> None:
-    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
+    """Nothing overflows in float16, and small values are lost beside large ones in their own block only."""
     for name in gpu_jobs.UNEVEN:
         with about(name):
             gpu_jobs.check_uneven(kernels(target, "f16", "discrete"), runner(target), name, dtype)
@@ -253,7 +236,7 @@ def test_bytes_of_no_number(target: str) -> None:
 
 
 def test_no_number_in_a_shader_is_one_that_gpus_take_for_0() -> None:
-    """TVM writes seven digits: 2^-126 was below the least normal number, and 0 divided by it NaN."""
+    """TVM writes seven digits: 2^-126 came out below the least normal number, and 0 divided by it was NaN."""
     from . import webgpu_harness
 
     staged = kernels("webgpu", "f32", "mobile", "int8").stages(int8_jobs.jobs("float32")["norm"])

@@ -1,4 +1,4 @@
-"""Whole programs whose prompts are multiplied as bytes: near the float ones, the same on every device."""
+"""Whole programs that multiply prompts as bytes: near the float programs, and equal on every device."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PROMPT = "The old king looked at the sea and said that he would never again go o
 COUNT = 4
 TARGETS = ("vulkan", "webgpu")
 PLACES = [("f32", TARGETS), *(("f16", (target,)) for _, target in paired(("f16",), TARGETS))]
-"""Only in float32 do targets say the same to the bit; so a run has a program of float16 on one of them."""
+"""Only in float32 do targets agree to the bit, so a run tests a float16 program on one target."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample, of one class, with both kinds of products."""
+    """The sample for one class of devices, with both kinds of products."""
     out = tmp_path_factory.mktemp("int8")
     options = BuildOptions(
         str(ROOT / "examples/sample-model"), out, TARGETS, "q4", buckets=Buckets((1, 64), (1,)),

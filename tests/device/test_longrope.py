@@ -1,8 +1,8 @@
 """LongRoPE: an engine takes the factors that fit its context, as transformers takes those that fit a text.
 
-One artifact has both tables. Where an engine's context is within the model's original one, each of its texts
-is, too, and so transformers computes it with the short factors. Engines with a longer context equal
-transformers for texts beyond the original context (tests/support/architectures.py has these cases).
+One artifact has both tables. If an engine's context is within the model's original one, so is each of its
+texts, and transformers computes it with the short factors. Engines with a longer context equal transformers
+for texts beyond the original context (tests/support/architectures.py has these cases).
 """
 
 from __future__ import annotations

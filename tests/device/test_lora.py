@@ -1,4 +1,4 @@
-"""LoRA adapters merged at build: the model answers as peft's adapted one."""
+"""LoRA adapters merged at build: the model answers like peft's adapted model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "saved": {"target_modules": ["gate_proj"], "modules_to_save": ["lm_head", "norm"]},
 }  # fmt: skip
 OTHERS = ("phi3-plain", "qwen3_vl-with-qwen3_vl_text-text", "llava-with-llama-text")
-"""Joined matrices, and text models under other names than their modules have."""
+"""Cases with joined matrices, and text models whose tensors have other names than their modules."""
 
 
 def named(name: str) -> Case:
@@ -52,8 +52,8 @@ def named(name: str) -> Case:
 
 
 def adapter(base: Path, of: Case, folder: Path, **settings: Any) -> Array:
-    """Save a random adapter of a checkpoint; gives the logits of peft's adapted model after a prompt, which
-    is the model that was trained: merging changes more where a head is the embedding.
+    """Save a random adapter of a checkpoint. Gives the logits of peft's adapted model after a prompt; they
+    are taken before peft merges, because merging changes more where the head is the embedding.
     """
     model = _auto(of).from_pretrained(base, dtype=torch.float32).eval()
     config = peft.LoraConfig(r=4, lora_alpha=6, **settings)
@@ -69,7 +69,7 @@ def adapter(base: Path, of: Case, folder: Path, **settings: Any) -> Array:
 
 
 def logits(source: Source, of: Case) -> Array:
-    """Logits of the list over the tensors as the build reads them."""
+    """Logits of the step's list, with the tensors as the build reads them."""
     names = [name for param in source.params for name in param.tensors]
     held = {name: to_float32(source.checkpoint.read(name)) for name in names}
     return StepReference(source.model, held).logits(prompt(of, 20))
@@ -133,14 +133,14 @@ def test_of_quantized_weights_those_that_an_adapter_changes_are_quantized_anew(t
     other = make(case("llama", "wide", **{**plain, "intermediate_size": 256}), tmp_path / "floats")
     adapter(other, of, tmp_path / "mine", target_modules=["q_proj"])
     source = open_source(BuildOptions(str(file), tmp_path / "out", adapter=str(tmp_path / "mine")))
-    assert source.packed is not None
+    assert source.quantized is not None
     name = "model.layers.0.self_attn.q_proj.weight"
     held = load_file(tmp_path / "mine" / "adapter_model.safetensors")
     a, b = (held[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{which}.weight"] for which in "AB")
     merged = floats[name] + np.float32(1.5) * (b @ a)
-    np.testing.assert_allclose(source.packed.weights(name, 3, 90), merged[3:90], atol=1e-6)
+    np.testing.assert_allclose(source.quantized.weights(name, 3, 90), merged[3:90], atol=1e-6)
     assert source.report.anew == {("Q8_0 with the adapter", "q8 in groups of 32"): 1}
-    assert set(source.packed.tensors) - source.keeps == {name}
+    assert set(source.quantized.tensors) - source.keeps == {name}
 
 
 def changed(folder: Path, **config: Any) -> Path:

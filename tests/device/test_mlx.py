@@ -1,4 +1,4 @@
-"""What is MLX's own in the mlx executor: windows, quantized caches, in-place updates, files, errors."""
+"""Features that only the mlx executor has: windows, quantized caches, in-place updates, files, errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nearfar.edge_runtime.executors.mlx.weights import Matrix, join  # noqa: E40
 
 CONFIG: dict[str, Any] = {**tiny.CONFIG, "max_position_embeddings": 640}
 WIDE: dict[str, Any] = {**CONFIG, "hidden_size": 128, "head_dim": 32, "intermediate_size": 160}
-"""Heads wide enough for a quantized cache."""
+"""A config with heads wide enough for a quantized cache."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,9 @@ def test_pages_can_be_read_written_and_copied(wide: Path, kv_bits: int | None) -
 
 
 def test_no_step_copies_the_cache(tmp_path: Path) -> None:
-    """An array that is replaced gives its memory to the new one; else every token would copy the cache."""
+    """An array that is replaced gives its memory to the new one; otherwise every token would copy
+    the cache.
+    """
     config = {**CONFIG, "max_position_embeddings": 8192}
     with Engine.load(
         write_mlx_artifact(tmp_path / "long", config, tiny.weights(config)), kv_memory="64MB"
@@ -113,10 +115,10 @@ def test_no_step_copies_the_cache(tmp_path: Path) -> None:
 
 
 def test_a_layer_costs_the_host_few_calls(tmp_path: Path) -> None:
-    """What a model's list leaves open is decided when it is loaded: a token of a small model is mostly this.
+    """Everything that the list of a model leaves open is decided at load: the host's work is most of the time
+    of a token of a small model.
 
-    Of Python's functions a layer of Llama calls 63; where each step found out what to cut and join it was
-    100.
+    A layer of Llama calls 63 Python functions; it was 100 when each step decided what to cut and join.
     """
     calls = []
     for layers in (2, 5):
@@ -129,7 +131,7 @@ def test_a_layer_costs_the_host_few_calls(tmp_path: Path) -> None:
 
 
 def _python_calls(function: Callable[[], object]) -> int:
-    """How many functions written in Python it calls."""
+    """The number of calls of functions written in Python."""
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:
@@ -145,7 +147,9 @@ def _python_calls(function: Callable[[], object]) -> int:
 
 
 def test_a_small_cache_gives_the_texts_of_a_large_one(plain: Path, roomy: Engine) -> None:
-    """Requests that push each other out, share beginnings, are computed again: LRU, fork, copy on write."""
+    """Requests evict each other's pages, share beginnings and are computed again: LRU, fork, copy
+    on write.
+    """
     common = some_tokens(50)
     prompts = [common + some_tokens(10 + 9 * i, i) for i in range(6)]
     each = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -163,7 +167,7 @@ def test_a_small_cache_gives_the_texts_of_a_large_one(plain: Path, roomy: Engine
 
 
 def test_one_prompt_in_parts_reaches_the_logits_of_one_pass(roomy: Engine) -> None:
-    """Truncation: the second prompt is the beginning of the first."""
+    """Tests truncation: the second prompt is the beginning of the first one."""
     tokens = some_tokens(300)
     forget(roomy)
     whole, half = last_logits(roomy, tokens), last_logits(roomy, tokens[:140])
@@ -215,7 +219,9 @@ def test_sliding_windows_are_those_of_transformers(tmp_path: Path, kinds: str) -
 
 @pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.1), (4, 0.8)])
 def test_a_quantized_cache_stays_close(lab: Lab, bits: int, tolerance: float) -> None:
-    """Measured on classics-7M q4 up to 700 positions, logits up to 13: 0.04 away with 8 bits, 0.37 with 4."""
+    """Differences measured on classics-7M q4 up to 700 positions with logits up to 13: 0.04 with 8 bits, 0.37
+    with 4.
+    """
     exact = lab.engine("q4", "mlx")
     words = shared_data("text", "heldout.txt").read_text(encoding="utf-8")[:3000]
     tokens = exact.asynchronous.codec.encode(words)[:400]
@@ -324,7 +330,9 @@ def test_a_cache_beyond_memory_is_refused_before_it_is_made(plain: Path) -> None
 
 
 def test_memory_that_mlx_does_not_find_is_told_from_other_failures() -> None:
-    """By its words: on a CPU it does not raise where memory lacks, but ends the process."""
+    """The error is recognized by its message: on a CPU, MLX does not raise an error where memory lacks, but
+    ends the process.
+    """
     for lacking in (
         RuntimeError("[malloc] Unable to allocate 4096 bytes."),
         RuntimeError(

@@ -268,7 +268,7 @@ runpy.run_module("nearfar.build.targets.mlx_function", run_name="__main__")
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to import from that holds mlx only."""
+    """A folder for imports that has only mlx."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "mlx").symlink_to(Path(next(iter(__import__("mlx").__path__))))
     return folder

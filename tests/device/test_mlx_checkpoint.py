@@ -24,13 +24,13 @@ mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
 SAMPLE = ROOT / "examples" / "sample-model"
 PROMPT = "The fox"
 FEW: dict[str, Any] = {"cpu_features": ("native",), "buckets": Buckets((1, 16), (1,))}
-"""What programs for the CPU are built with: one with all sizes of steps takes 16 CPU seconds to compile, and
-there is one for each vector unit.
+"""Build options of programs for the CPU: one program with all sizes of steps takes 16 CPU seconds to compile,
+and there is one for each vector unit.
 """
 
 
 def convert(checkpoint: Path, out: Path, dtype: str, bits: int = 4, group: int = 64) -> Path:
-    """What `mlx_lm.convert -q` makes of a checkpoint."""
+    """Convert a checkpoint as `mlx_lm.convert -q` does."""
     mlx_lm.convert(str(checkpoint), str(out), quantize=True, q_bits=bits, q_group_size=group, dtype=dtype)
     return out
 
@@ -48,7 +48,7 @@ def built(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantized(root: Path) -> Any:
-    """transformers on the weights that the directory stands for."""
+    """transformers on the weights that the directory represents."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()
@@ -131,18 +131,18 @@ def test_modes_of_floats_are_what_mlx_makes_of_them(tmp_path: Path, mode: str, b
         str(SAMPLE), str(out), quantize=True, q_bits=bits, q_group_size=group, q_mode=mode, dtype="float16"
     )
     source = open_source(BuildOptions(str(out), tmp_path / "out"))
-    assert source.packed is not None
+    assert source.quantized is not None
     tensors = mx.load(str(out / "model.safetensors"))
-    for name, scheme in source.packed.tensors.items():
+    for name, scheme in source.quantized.tensors.items():
         scales = tensors[f"{name.removesuffix('.weight')}.scales"]
         found = mx.dequantize(tensors[name], scales, group_size=group, bits=bits, mode=mode)
         expected = np.array(found.astype(mx.float32))
-        np.testing.assert_array_equal(source.packed.weights(name, 0, len(expected)), expected)
+        np.testing.assert_array_equal(source.quantized.weights(name, 0, len(expected)), expected)
         assert (scheme is None) == (mode == "mxfp8")
         if scheme is not None:
             assert (scheme.bits, scheme.group_size) == (5, group)
-            rows = source.packed.carry(name, 0, len(expected))
-            assert rows.step == 0
+            rows = source.quantized.carry(name, 0, len(expected))
+            assert rows.change == 0
             np.testing.assert_array_equal(dequantize(rows.rows, group), expected)
     if mode == "mxfp4":  # and the artifact runs
         (made,) = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu",), **FEW))
@@ -231,7 +231,9 @@ def test_another_quantization_than_the_directorys_is_refused(converted: Path, tm
         open_source(BuildOptions(str(converted), tmp_path, quant="q8"))
     with pytest.raises(BuildError, match="leave --quant and --group-size out"):
         open_source(BuildOptions(str(converted), tmp_path, group_size=32))
-    assert open_source(BuildOptions(str(converted), tmp_path, quant="q4", group_size=64)).packed is not None
+    assert (
+        open_source(BuildOptions(str(converted), tmp_path, quant="q4", group_size=64)).quantized is not None
+    )
 
 
 def test_parts_that_are_computed_together_are_floats_where_one_is(converted: Path, tmp_path: Path) -> None:

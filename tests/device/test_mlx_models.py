@@ -1,4 +1,4 @@
-"""Every architecture as the mlx target writes it: in mlx-lm, as an exported function, built again."""
+"""Every architecture in the mlx target's form: loaded by mlx-lm, exported as a function, and built again."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.support.late import late
 from tests.support.massive import GROWTH, Massive
 from tests.support.mlx_artifact import Direct
 from tests.support.recurrent_cases import RECURRENT
+from tests.support.turns import share
 
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
@@ -31,7 +32,9 @@ Array = npt.NDArray[Any]
 
 TOLERANCE = 1e-4  # as a share of the largest logit; both sides compute in float32
 NARROW = {"gemma3_text": 2e-3, "gemma3": 2e-3, "gemma4_text": 5e-3, "gemma4": 5e-3}
-"""Where mlx-lm rounds the factor of the embedding to bfloat16, whatever the model was trained in."""
+"""Tolerances of model types for which mlx-lm rounds the factor of the embedding to bfloat16, whatever the
+model's dtype is.
+"""
 
 OTHERWISE = {
     "llama-wide": "hidden_act is always silu",
@@ -59,22 +62,22 @@ OTHERWISE = {
     "mixtral-window": "windows are left out, hidden_act is always silu, and head_dim is hidden_size / heads",
     "qwen3_moe-mixed": "windows and biases are left out",
 }
-"""What mlx-lm's class of a case computes that transformers does not."""
+"""Differences between mlx-lm's class of a case and transformers."""
 
 
 CLASSLESS = ("arcee", "cwm", "exaone4_5", "hyperclovax", "idefics3", "internvl", "llava_onevision", "smolvlm")
-"""Model types that mlx-lm has no class for: nearfar's own runtime alone runs their artifacts."""
+"""Model types without a class in mlx-lm: only nearfar's own runtime runs their artifacts."""
 WHOLE = ("granitemoehybrid-dense",)
-"""Cases whose joined matrices mlx-lm takes apart only where they are not quantized."""
+"""Cases whose joined matrices mlx-lm splits only if they are not quantized."""
 OURS = ("gpt_oss",)
-"""Model types that only nearfar's runtime reads: mlx-lm has gate and up of all experts in tensors of their
-own.
+"""Model types that only nearfar's runtime reads: mlx-lm keeps gate and up of all experts in
+separate tensors.
 """
 FLOATS = ("qwen3_moe", "granitemoe", *OURS)
-"""Model types of which mlx-lm joins the experts' matrices only if they are floats."""
+"""Model types whose experts' matrices mlx-lm joins only if they are floats."""
 
 
-@pytest.fixture(scope="module", params=ATTENDING, ids=str)
+@pytest.fixture(scope="module", params=share(ATTENDING, 2, lambda case: case.model_type), ids=str)
 def made(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
@@ -91,7 +94,7 @@ def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def away(found: Array, expected: Array) -> float:
-    """The largest difference, of the largest logit."""
+    """The largest difference, as a share of the largest logit."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
@@ -112,7 +115,7 @@ def test_mlx_lm_computes_the_same(made: Case, root: Path, request: pytest.Fixtur
 
 
 def test_the_exported_function_computes_the_same(made: Case, root: Path) -> None:
-    """A prompt in parts, each with padding on both sides."""
+    """A prompt is computed in parts, each with padding on both sides."""
     if made.experts:
         pytest.skip("a function has no experts")
     step, about = mx.import_function(str(root / "step.mlxfn"), return_metadata=True)
@@ -143,7 +146,9 @@ def test_the_files_are_a_checkpoint_again(made: Case, root: Path, tmp_path: Path
 
 
 def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> None:
-    """Some matrices are quantized and some are not, as widths allow; order and pieces are ours to apply."""
+    """Some matrices are quantized and some are not, as their widths allow; our writer applies orders of rows
+    and pieces.
+    """
     options = BuildOptions(str(checkpoint(made)), tmp_path, ("mlx",), "q8", 32, context=made.context)
     (path,) = build(options)
     tokens = prompt(made, min(made.prompts))
@@ -172,7 +177,7 @@ def test_massive_activations_stay_finite_in_float16(where: str, tmp_path: Path) 
         assert away(found, model.logits()) < 0.03
 
 
-@pytest.mark.parametrize("name", ["lfm2-plain", "qwen3_5_text-plain"])
+@pytest.mark.parametrize("name", ["lfm2-plain", "qwen3_5_text-plain", "granitemoehybrid-mamba"])
 def test_states_are_float32_in_a_float16_program(name: str, tmp_path: Path) -> None:
     given = next(each for each in RECURRENT if str(each) == name)
     (path,) = build(BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none"))
@@ -186,7 +191,7 @@ def test_states_are_float32_in_a_float16_program(name: str, tmp_path: Path) -> N
 
 
 def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
-    """Gemma 4 with heads of 32 and 64 values: each cache has groups that fit it."""
+    """Gemma 4 with heads of 32 and 64 values: each cache has groups of a fitting size."""
     given = next(each for each in ATTENDING if str(each) == "gemma4_text-shared")
     wide = {"head_dim": 32, "global_head_dim": 64}
     source = make(replace(given, config={**given.config, **wide}), tmp_path / "checkpoint")
@@ -204,7 +209,7 @@ def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
 
 
 def test_a_window_bounds_what_is_read(made: Case, root: Path) -> None:
-    """What lies before every window may be overwritten: pages there can be given back."""
+    """Values before every window may be overwritten, so pages there can be freed."""
     if made.window is None or max(made.prompts) < made.window + 32:
         pytest.skip("no window, or no prompt that is much longer")
     manifest = Artifact.open(root).manifest

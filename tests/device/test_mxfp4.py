@@ -1,4 +1,6 @@
-"""A checkpoint of gpt-oss as it is published: experts in four-bit floats, which a build carries exactly."""
+"""A checkpoint of gpt-oss in its published form: experts in four-bit floats, which a build carries
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ WIDE: Case = replace(CASE, config={**CASE.config, "hidden_size": 64, "intermedia
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The checkpoint in four-bit floats, and the floats that it stands for, as transformers writes them."""
+    """The checkpoint in four-bit floats, and the floats that it represents, as transformers writes them."""
     folder = tmp_path_factory.mktemp("mxfp4")
     floats, packed = make(WIDE, folder / "floats"), make(WIDE, folder / "packed")
     rng, tensors = np.random.default_rng(0), load_file(floats / "model.safetensors")

@@ -1,5 +1,5 @@
-"""Numbers that are not finite stay where they came from: no token is made of them, and no neighbour
-notices.
+"""Numbers that are not finite stay in their own sequence: no token is made from them, and neighbours are not
+affected.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_nothing_allowed_is_no_token(lab: Lab, backend: str) -> None:
 
 
 async def spoil(core: EngineCore, pages: list[int]) -> None:
-    """Overwrite pages of the cache with NaN, or what of its parts can hold it."""
+    """Overwrite pages of the cache with NaN, in the parts that can hold it."""
 
     def write() -> None:
         content = core.executor.read_pages(0, pages)
@@ -91,7 +91,7 @@ async def spoil(core: EngineCore, pages: list[int]) -> None:
 
 
 def run(engine: Engine, pages: list[int]) -> None:
-    """Spoil pages of an engine that runs on a loop of its own."""
+    """Spoil pages of an engine that runs on its own event loop."""
     engine._loop.run(spoil(engine.asynchronous.core, pages))
 
 

@@ -1,4 +1,4 @@
-"""What the onnx target writes, as ONNX Runtime alone reads it: weights, batches, parts, what is refused."""
+"""The onnx target's output, read by ONNX Runtime alone: weights, batches, parts, rejections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLAIN = next(case for case in CASES if str(case) == "llama-plain")
 
 
 class Graph:
-    """The graph of an artifact in a session, as an app of its own runs it."""
+    """The graph of an artifact in a session, as an app would run it."""
 
     def __init__(self, root: Path) -> None:
         self.manifest = Artifact.open(root).manifest
@@ -128,7 +128,7 @@ def test_logits_are_computed_of_the_tokens_asked_for(plain: Path) -> None:
 @pytest.mark.parametrize("kind", ["biases", "zeros", "float16", "float32"])
 @pytest.mark.parametrize(("bits", "group"), [(2, 32), (3, 64), (4, 16), (4, 128), (5, 32), (6, 32), (8, 64)])
 def test_products_and_rows_are_those_of_the_weights(kind: str, bits: int, group: int, tmp_path: Path) -> None:
-    """The integers with their scales and offsets as they are; what has no operator is widened."""
+    """Integers keep their scales and offsets; widths without an operator are widened."""
     rng, n, k = np.random.default_rng(bits), 37, 256
     scales = (rng.integers(1, 8, (n, k // group)) / 256).astype(np.float16)
     zeros = rng.integers(0, 1 << bits, scales.shape)
@@ -208,7 +208,7 @@ def test_weights_lie_in_parts_of_bounded_size(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_weights_is_told(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk may show only when fsync asks for the bytes to be kept for good."""
+    """A full disk may show only when fsync writes the bytes out."""
 
     def fails(file: int) -> None:
         raise OSError(number, os.strerror(number))

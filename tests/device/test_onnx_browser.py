@@ -37,7 +37,7 @@ window.ready = true;
 
 
 class Files(SimpleHTTPRequestHandler):
-    """The page, the packages' files and the model, each under a folder of its own."""
+    """Serves the page, the packages' files and the model, each under its own folder."""
 
     def __init__(self, folders: dict[str, Path], *args: Any, **options: Any) -> None:
         self.folders = folders
@@ -80,7 +80,7 @@ def packages() -> dict[str, Path]:
 
 
 def told(root: Path, packages: dict[str, Path], prompt: list[int], count: int) -> str:
-    """The greedy text of a prompt and so many tokens, as the package's default build gives it."""
+    """The greedy text of `count` tokens after a prompt, from the package's default build."""
     with served({**packages, "models": root}) as address, browser() as chromium:
         tab = chromium.new_page()
         tab.goto(address)
@@ -94,7 +94,7 @@ def test_transformers_js_tells_the_golden_story(built: Built, packages: dict[str
 
 
 def test_transformers_js_reads_quantized_matrices(built: Built, packages: dict[str, Path]) -> None:
-    """Embedding and head among them: rows and products are read by operators of their own."""
+    """Embedding and head are quantized too: their rows and products are read by operators of their own."""
     expected = reference("classics-7M", "q4")
     ids = expected.tokenizer.encode("It was the best of", add_special_tokens=False)
     text = told(built("classics-7M", "q4"), packages, ids, 40)

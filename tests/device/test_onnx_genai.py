@@ -1,4 +1,4 @@
-"""onnxruntime-genai loads what the onnx target writes, unmodified, and says what it should."""
+"""onnxruntime-genai loads the onnx target's directory unmodified, and gives the expected text."""
 
 from __future__ import annotations
 

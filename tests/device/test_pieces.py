@@ -1,4 +1,4 @@
-"""A model whose large matrices lie in pieces says what it says where they are whole."""
+"""A model whose large matrices are stored in pieces gives the same text as with whole matrices."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ from tests.support.paths import ROOT
 from tests.support.turns import in_turns, opposed
 
 PIECE = 90_000
-"""Bytes: the sample's embedding of 2,048 by 256 takes 262,144 in q4, its gate and up 180,224."""
+"""Largest piece in bytes: the sample's embedding of 2,048 by 256 takes 262,144 in q4, its gate and up
+180,224.
+"""
 PROMPT = "<|user|>Tell me a story about a fox.<|end|><|assistant|>"
 Program = tuple[str, str, int]
-"""A class of devices, a precision, and the rows of its only bucket: those of a matvec, or of tiles."""
+"""A device class, a precision, and the rows of the program's only bucket: few rows for a matvec, more for
+tiles.
+"""
 PLACES = opposed(("vulkan", "webgpu"), ("software", "discrete"), ("f32", "f16"), (1, 16))
-"""A target has one program in a run: to compile them is what costs."""
+"""Each target has one program in a run, because compiling programs takes most of the time."""
 Sample = Callable[[str, int, Program], Path]
 
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    """The sample in q4 for a target, with a binding of so many bytes, and one program: built once."""
+    """The sample in q4 for a target, with bindings of this many bytes and one program; built once."""
     return cache(lambda *of: built(tmp_path_factory.mktemp("pieces"), *of))
 
 
@@ -55,7 +59,7 @@ def built(folder: Path, target: str, binding: int, program: Program) -> Path:
 
 
 def answers(path: Path, target: str) -> Iterator[str]:
-    """What each program of an artifact says."""
+    """The answer of each program of an artifact."""
     for program in Artifact.open(path).manifest.programs:
         with Engine.load(path, device=target, kv_memory="4MB", program=program.name) as engine:
             done = engine.completions.create(prompt=PROMPT, max_tokens=40, temperature=0)

@@ -1,4 +1,6 @@
-"""Pipelines on Vulkan and WebGPU: who compiles which when, and what becomes of steps without memory."""
+"""Pipelines on Vulkan and WebGPU: which thread compiles which kernel when, and how steps without memory
+continue.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from tests.support.artifacts import Built
 from tests.support.backends import require, with_some_steps
 
 PATIENCE = 60
-"""Seconds after which a test has failed that waits for kernels."""
+"""Seconds after which a test that waits for kernels fails."""
 
 FEW = 4
-"""Rows of the second smallest step, of three. Steps of these sizes are among those of the tests over the
-backends (tests/support/backends.py): what one of both files has compiled Mesa keeps for the other.
+"""Rows of the second smallest of three steps. Steps of these sizes are among those of the tests over the
+backends (tests/support/backends.py), so Mesa keeps the kernels that one file has compiled for the other.
 """
 
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -39,7 +41,7 @@ SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 @dataclass
 class Rig:
-    """An artifact on one kind of GPU, and the kernels that were compiled: by which thread."""
+    """An artifact on one kind of GPU, and a record of the kernels that were compiled, by thread."""
 
     device: str
     path: Path
@@ -81,7 +83,7 @@ def rig(path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def played(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Whatever the device is, the executors take it for a processor (`cpu`) or for a card (`discrete`)."""
+    """Make the executors take any device for a processor (`cpu`) or for a card (`discrete`)."""
     select = vulkan.select
     monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind=kind))
     monkeypatch.setattr(webgpu, "is_hardware", lambda: kind != "cpu")
@@ -134,7 +136,7 @@ def test_closing_while_kernels_are_compiled_behind_leaves_no_thread(
 def test_steps_without_memory_become_smaller_and_the_text_stays(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The driver's own error, at the first use of a bucket, where drivers give out memory."""
+    """The driver's own error is raised at the first use of a bucket, when drivers allocate memory."""
     tokens = [1, *(5 + number % 200 for number in range(100))]
     with rig.load() as engine:
         expected = [event.token for event in engine.generate(tokens, SHORT)]
@@ -168,9 +170,9 @@ def test_steps_without_memory_become_smaller_and_the_text_stays(
 def test_an_engine_that_is_ready_compiles_nothing_for_an_answer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs that make an engine ready show in no answer.
+    """Runs that make an engine ready do not change an answer.
 
-    On webgpu, which has no cache of its own and takes longer, only decode is made ready.
+    On webgpu, which has no pipeline cache and takes longer, only decode is made ready.
     """
     played(monkeypatch, "cpu")
     told: list[Progress] = []
@@ -191,7 +193,7 @@ def test_an_engine_that_is_ready_compiles_nothing_for_an_answer(
 def test_pipelines_are_kept_as_soon_as_they_are_compiled(
     built: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A server may be killed before it closes."""
+    """A server may be killed before it closes its engine."""
     require("vulkan")
     played(monkeypatch, "cpu")
     file = tmp_path / "cache.bin"

@@ -1,4 +1,4 @@
-"""`nearfar bench kernels`: what each launch of a step costs, on every device that runs plans."""
+"""`nearfar bench kernels`: the cost of each launch of a step, on every device that runs plans."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GRAPHS = ("mlx", "onnx")
 PLANNED = [name for name in device_names() if name not in GRAPHS]
 FIELDS = {"function", "kernel", "variant", "workgroups", "microseconds", "bytes", "gb_per_s", "share"}
 SLACK, NOISE = 2, 50_000
-"""How much longer all launches may be said to take than the step without stamps, in times and µs: the machine
-does other things too, and a pass a launch costs more than one for all. Ticks taken for nanoseconds, or
-nanoseconds for microseconds, are 10 times off at least.
+"""The factor and the µs by which the sum of all launches may exceed the step without stamps: the machine runs
+other programs too, and a pass for each launch costs more than one for all. Confusing ticks, nanoseconds and
+microseconds would be at least 10 times off.
 """
 
 
@@ -35,7 +35,7 @@ def bench(path: Path, *options: object) -> subprocess.CompletedProcess[str]:
 
 
 def figures(path: Path, folder: Path, *options: object) -> dict[str, Any]:
-    """What --json writes."""
+    """The figures that --json writes."""
     file = folder / "figures.json"
     done = bench(path, "--json", file, *options)
     assert done.returncode == 0, done.stderr
@@ -84,8 +84,8 @@ def test_every_launch_has_its_cost(out: Path, tmp_path: Path, target: str, rows:
 
 
 def test_bytes_are_those_of_weights_cache_and_activations(out: Path, tmp_path: Path, target: str) -> None:
-    """A matrix counts whole, of an embedding the rows read; attention reads the context, the append before it
-    writes the rows.
+    """A matrix counts as a whole, an embedding with the rows read; attention reads the context, and the
+    append before it writes the rows.
     """
     short, long = (
         {launch["kernel"]: launch for launch in figures(out / target, tmp_path, "--context", n)["launches"]}
@@ -166,7 +166,7 @@ def test_a_device_that_builds_graphs_is_refused_by_name(out: Path, device: str) 
 
 
 def measured(path: Path, device: str) -> Profile:
-    """In this process, so that a device can be made to lack something."""
+    """Measure in this process, so that a test can make a device lack a feature."""
     return profile(path, LoadOptions(device=device, trust=True), ProfileOptions(rounds=1, context=16))
 
 

@@ -1,4 +1,4 @@
-"""Projections that turn and append in the same launch, for each class of GPU, on both GPU targets.
+"""Projections that rotate and append in the same launch, for each class of GPUs, on both GPU targets.
 
 Each case runs once in each run of the tests; targets, classes and precisions run in turns.
 """
@@ -61,6 +61,18 @@ def test_head_sizes(
 def test_matrices(matrix: str, target: str) -> None:
     job = project_jobs.job((2, 4, 2, 64), matrix=project_jobs.matrices()[matrix], linear={"bias": True})
     check(job, target, "discrete", "f32")
+
+
+@in_turns("target", "device")
+@TARGETS
+@DEVICES
+@pytest.mark.parametrize("flags", [{}, {"norm_eps": 1e-6, "v_norm_eps": 1e-6}], ids=["plain", "norms"])
+def test_heads_that_are_stored_differently(flags: dict[str, float], device: str, target: str) -> None:
+    """Each piece has a launch, which writes its heads and no other."""
+    precision: Precision = "f16" if device == "discrete" else "f32"
+    job = project_jobs.mixed((2, 4, 2, 64), DTYPES[precision], **flags)
+    assert len(kernels(target, precision, device).stages(job).stages) == len(job.linear.matrix.pieces) == 2
+    check(job, target, device, precision)
 
 
 @in_turns("target")

@@ -1,5 +1,5 @@
-"""A KV cache in 8 or 4 bits on cpu, webgpu and vulkan: what it costs in accuracy and takes in memory, and
-that prefixes, forks and snapshots are what they are over floats.
+"""A KV cache of 8 or 4 bits on cpu, webgpu and vulkan: its accuracy and its memory; prefixes, forks and
+snapshots work as over floats.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tests.support.turns import opposed, paired
 from tests.support.wasm_executor import open_wasm, require_node
 
 BOUND = {8: 0.002, 4: 0.02}
-"""How much of the perplexity over a cache of float16 may be added."""
+"""The most by which the perplexity may exceed that over a float16 cache."""
 TOLERANCE = {8: 0.01, 4: 0.1}
-"""Tolerance of logits, which reach about 20: sums without fused products may fall on the other side of two
-codes.
+"""Tolerance of logits, which reach about 20: sums without fused products may round to the
+neighbouring code.
 """
 HALVES = 0.1
 """Tolerance of programs that keep activations in float16: their rounding changes a code more often."""
@@ -51,18 +51,20 @@ PROMPT = "It was in the evening of the same day that we came to the house"
 TARGETS = ("cpu", "webgpu", "vulkan")
 SHORT = (8, 4)
 ON_GPUS = opposed(TARGETS[1:], SHORT, ("f32", "f16"))
-"""Target, bits and precision. Software that plays a GPU takes 10 CPU seconds for a program: a run has a cache
-of 8 bits on one of them, and of 4 on the other. Kernels over both are in test_quantized_kv_gpu.py.
+"""Target, bits and precision. A software GPU takes 10 CPU seconds for a program, so a run tests 8 bits on one
+target and 4 bits on the other. test_quantized_kv_gpu.py tests kernels of both.
 """
 IN_WASM = [bits for _, bits in paired(("wasm",), SHORT)]
-"""Bits in WebAssembly: to compile and link a program takes 5 CPU seconds, to calibrate keys of 4 bits too."""
+"""Bits that are tested in WebAssembly: compiling and linking a program takes 5 CPU seconds, and calibrating
+keys of 4 bits takes as long.
+"""
 PLACES = [*(("cpu", bits) for bits in SHORT), *dict.fromkeys((target, bits) for target, bits, _ in ON_GPUS)]
-"""Target and bits."""
+"""Pairs of target and bits."""
 
 
 @pytest.fixture(scope="module")
 def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts by target. The kernels of other classes of GPUs are in test_quantized_kv_gpu.py."""
+    """Artifacts by target. test_quantized_kv_gpu.py has the kernels of other device classes."""
     options = BuildOptions(
         str(shared_data("models", "classics-1M")), tmp_path_factory.mktemp("kv"), TARGETS, "q8",
         cpu_features=("native",), buckets=Buckets((1, ROWS), (1, 4)), kv_bits=(16, 8, 4),
@@ -124,7 +126,7 @@ def tokens_of(engine: Engine, count: int, skip: int = 0) -> list[int]:
 
 
 def perplexity(engine: Engine, tokens: Sequence[int]) -> float:
-    """Perplexity of each window's tokens but the first; all rows of a step are scored."""
+    """Perplexity over all tokens of each window except its first; all rows of a step are scored."""
     device, table = executor(engine), [b for b in engine.manifest.buffers if b.name == "page_table.0"]
     device.write("page_table.0", np.arange(int(table[0].shape[1]), dtype=np.int32)[None])
     device.write("logit_rows", np.arange(ROWS, dtype=np.int32))
@@ -155,8 +157,8 @@ def test_the_perplexity_stays_within_its_bound(
 
 
 def test_keys_with_a_constant_cost_no_more(tmp_path: Path) -> None:
-    """As Qwen 2.5 has them, by its biases: a component of all keys that is far from zero takes the codes of
-    its group. Here one that hardly turns with the position.
+    """Qwen 2.5 has such keys, from its biases: a component of all keys that is far from zero uses up the
+    codes of its group. Here it is a component that hardly rotates with the position.
     """
     size, large = 64, 60.0
     source, biased = shared_data("models", "classics-1M"), tmp_path / "biased"
@@ -186,7 +188,7 @@ def test_keys_with_a_constant_cost_no_more(tmp_path: Path) -> None:
 def test_keys_of_other_artifacts_are_not_mixed(
     engine: Engine, bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is subtracted from keys of 4 bits depends on the text that the build was calibrated with."""
+    """The offset that is subtracted from 4-bit keys depends on the calibration text of the build."""
     engine.save_cache(tmp_path / "a.snap", tokens=tokens_of(engine, 64))
     core = engine.asynchronous.core
     other = {**core.manifest.provenance, "keys": "5,000 tokens of other.txt (sha256 0123456789abcdef)"}
@@ -199,7 +201,7 @@ def test_keys_of_other_artifacts_are_not_mixed(
 
 
 def test_keys_are_calibrated_with_the_text_that_is_given(everywhere: Path, tmp_path: Path) -> None:
-    """Whatever the quality; where no keys are rounded there is nothing to calibrate."""
+    """This holds for every quality; where no keys are rounded, nothing is calibrated."""
     text = shared_data("text", "heldout.txt")
     options = BuildOptions(
         str(shared_data("models", "classics-1M")), tmp_path, ("cpu",), "q8", cpu_features=("native",),
@@ -239,8 +241,8 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
 
 @pytest.mark.parametrize(("gpu", "bits", "precision"), ON_GPUS)
 def test_logits_are_those_of_the_cpu(everywhere: Path, gpu: str, bits: int, precision: str) -> None:
-    """The cache is the cpu's too, up to rounding: a code may fall on the other side of a middle where sums
-    do, and a whole group where its scale does.
+    """The cache equals the cpu's up to rounding: a code may be off by one where sums differ, and a whole
+    group where its scale differs.
     """
     require(gpu)
     options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
@@ -278,7 +280,7 @@ def test_a_snapshot_of_the_cpu_goes_on_here(everywhere: Path, gpu: str, bits: in
 
 @pytest.mark.parametrize("bits", IN_WASM)
 def test_the_same_kernels_in_webassembly(everywhere: Path, bits: int, in_wasm: Path) -> None:
-    """Which has no float16: its scales are read and written bit by bit."""
+    """WebAssembly has no float16: scales are read and written bit by bit."""
     with (
         Engine.load(everywhere / "cpu", kv_bits=bits, kv_memory="4MB", verify=False) as here,
         open_wasm(in_wasm, 2, kv_dtype=OF_BITS[bits], kv_memory="4MB") as other,
@@ -289,7 +291,7 @@ def test_the_same_kernels_in_webassembly(everywhere: Path, bits: int, in_wasm: P
 
 @pytest.mark.parametrize("bits", [bits for target, bits in PLACES if target == "webgpu"])
 def test_a_browser_says_the_same(everywhere: Path, bits: int) -> None:
-    """Through WebGPU, also in answers that share a page until they part."""
+    """Answers through WebGPU are equal, also if they share a page until they differ."""
     require("webgpu")
     options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0.7, "n": 2, "seed": 3}
     script = """
@@ -373,7 +375,7 @@ def test_pages_that_do_not_fit_are_refused(engine: Engine) -> None:
 
 
 def test_memory_follows(engines: dict[int, Engine], bits: int, built: Path) -> None:
-    """As many tokens more, for the same memory, as `inspect` says that one takes less."""
+    """Checks that a given memory holds as many more tokens as `inspect` says."""
     report = json.loads(CliRunner().invoke(typer_app, ["inspect", str(built), "--json"]).stdout)
     report = report[0] if isinstance(report, list) else report
     takes = {name: cache["1024"] for name, cache in report["cache"].items()}
@@ -395,7 +397,7 @@ def test_without_a_word_the_cache_is_of_floats(built: Path) -> None:
 
 
 def executor_name(path: Path, bits: int) -> str:
-    """The program of an artifact that has a cache of so many bits."""
+    """The program of an artifact whose cache has this many bits."""
     with Engine.load(path, verify=False, kv_memory="1MB", kv_bits=bits) as engine:
         return executor(engine).program_name
 

@@ -1,4 +1,4 @@
-"""Kernels over a KV cache in 8 or 4 bits, for classes of GPUs, on the GPU targets by turns, against NumPy."""
+"""Kernels over a KV cache of 8 or 4 bits, for classes of GPUs, on the GPU targets in turns, against NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .gpu_harness import runner
 
 pytestmark = in_turns("run")
 OF_EITHER = in_turns("kv_dtype")
-"""Int8 and int4 by turns as well: the kernels differ in how a word is taken apart."""
+"""int8 and int4 run in turns: their kernels differ only in how a word is unpacked."""
 
 
 @pytest.fixture(params=["webgpu", "vulkan"])
@@ -93,9 +93,8 @@ def test_projections_that_append(
 
 
 def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
-    """Scale and offset to the bit as NumPy makes them: of values below float16's normal numbers, of equal
-    ones, of huge ones, which saturate, and of what is not a number, which makes its own group NaN and no
-    other.
+    """Scale and offset equal NumPy's to the bit: for values below float16's normal numbers, for equal values,
+    for huge values, which saturate, and for NaN, which makes only its own group NaN.
     """
     dim, kv, m = 128, 2, 16
     made: RopeAppend = gpu_jobs.paged(RopeAppend, (m, 2, kv, dim), "float32", rope=False)
@@ -135,7 +134,7 @@ def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
 
 
 def test_small_values_are_not_taken_for_zeros(kv_dtype: str, run: gpu_jobs.Run) -> None:
-    """Where scale and offset are below float16's normal numbers."""
+    """Scale and offset are below float16's normal numbers."""
     job = replace(gpu_jobs.paged(Attend, (1, 2, 1, 64), "float32"), kv_dtype=kv_dtype)
     arrays = gpu_jobs.step_inputs(job, gpu_jobs.RUNS["one_goes_on"], np.random.default_rng(1))
     small = np.random.default_rng(2).random(arrays["v_cache"].shape).astype(np.float32) * np.float32(4e-5)

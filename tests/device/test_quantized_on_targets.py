@@ -1,5 +1,5 @@
-"""A checkpoint that is quantized already, on every target and from every command: none is refused because a
-target lacks a scheme of it; what is quantized again for a target is said in one line.
+"""Quantized checkpoints on every target and through every command: none is rejected because a target lacks
+one of its schemes; requantized matrices are reported in one line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.targets import target_names
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.cli import build as cli
 from nearfar.cli import serve
 from nearfar.edge_runtime import Engine
@@ -20,7 +20,7 @@ from nearfar.kernels.buckets import Buckets
 from tests.support.backends import require
 from tests.support.commands import nearfar
 from tests.support.gguf_files import FLOATS, MIXED, mixed
-from tests.support.turns import in_turns
+from tests.support.turns import in_turns, share
 
 KINDS = (*BLOCKS, *MIXED, *FLOATS)
 PLACES = [
@@ -32,12 +32,14 @@ GROUPS_OF_16 = {
        {"Q2_K": "q4", "Q3_K": "q5", "Q6_K": "q8", "IQ1_M": "q8"}.items()},
     "IQ2_XS": "float16", "IQ2_S": "float16",
 }  # fmt: skip
-"""GGUF's types that MLX has no kernels for, and what each becomes there."""
+"""GGUF's types for which MLX has no kernels, and their schemes on mlx."""
 
 
 @pytest.fixture(autouse=True)
 def few_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty store; kernels for one row on one kind of device: those of all sizes take 17 CPU seconds."""
+    """An empty store, and kernels for one row on one kind of device: kernels for all sizes take 17 CPU
+    seconds.
+    """
     shown = cli.build_shown
     few = {"device_classes": ("software",), "cpu_features": ("native",), "buckets": Buckets((1,), (1,))}
     monkeypatch.setattr(cli, "build_shown", lambda given, console: shown(replace(given, **few), console))
@@ -46,7 +48,7 @@ def few_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @in_turns("place")
 @pytest.mark.parametrize("place", PLACES, ids="-".join)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", share(KINDS, 2))
 def test_each_type_of_gguf_on_each_target(
     kind: str, place: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +74,9 @@ def test_each_type_of_gguf_on_each_target(
 
 
 def test_targets_that_store_weights_differently_are_built_together(tmp_path: Path) -> None:
-    """The weights are streamed once for those that store them alike: each file is as if built apart."""
+    """The weights are streamed once for all targets that store them alike: each file equals that of a
+    separate build.
+    """
     file, _ = mixed(tmp_path, "Q4_K_M")
     together = nearfar("build", file, "--target", "onnx,mlx", "-o", tmp_path / "both")
     apart = [nearfar("build", file, "--target", name, "-o", tmp_path / "one") for name in ("onnx", "mlx")]
@@ -86,5 +90,5 @@ def test_targets_that_store_weights_differently_are_built_together(tmp_path: Pat
 
 
 def stored(kind: str) -> Sequence[str]:
-    """The types that a file of the kind has."""
+    """The types in a file of this kind."""
     return sorted(set(MIXED.get(kind, {"": kind}).values()))

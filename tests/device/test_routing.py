@@ -1,7 +1,7 @@
 """The hybrid client with the CPU artifact of the sample as device and `nearfar`'s own server as cloud, on
 this machine.
 
-Both run the same weights, so a greedy answer is one text, whoever gives which part of it.
+Both run the same weights, so a greedy answer is the same text, whichever side gives which part of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.edge_runtime.openai.knowledge import knowledge, read_prompt
 from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
@@ -73,7 +73,7 @@ def cloud(server: RunningServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def expected(device: Engine) -> str:
-    """The answer without any trouble."""
+    """The answer where nothing fails."""
     return device.chat.completions.create(ASK, **GREEDY).choices[0].message.content
 
 
@@ -88,7 +88,7 @@ def codes(told: Provenance) -> list[str]:
 
 
 def lose_after(engine: Engine, tokens: int) -> None:
-    """The device fails once, so many steps from now."""
+    """Make the device fail once, after this many steps."""
     executor: Any = engine.asynchronous.core.executor
     run, left = executor.run, 2 * tokens
 
@@ -240,7 +240,7 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
     assert last["knowledge"]["sure"] is None
     assert len(last["knowledge"]["row"]) == ROW_TOKENS
     assert len(last["outcome"]["first_tokens"]) == 16
-    # Budgets win: what is too dear stays, however hard it is.
+    # Budgets win: a request that is too expensive stays on the device, however hard it is.
     broke = Policy.parse({"router": json.loads(path.read_text()), "budget_day": 1})
     with HybridClient(device=device, cloud=cloud, policy=broke) as client:
         kept = client.chat.completions.create(
@@ -257,6 +257,7 @@ def test_a_fitted_router_decides_by_what_the_model_shows_and_its_answer_reuses_t
         client.chat.completions.create(messages=ASK, **GREEDY)
     with pytest.raises(RequestError, match="and difficulty"):
         HybridClient(device=device, cloud=cloud, policy=replace(POLICY, router=path), difficulty=difficulty)
+    assert device.asynchronous.core.scheduler.running == [], "no prompt that was read is still held"
 
 
 def test_an_answer_that_a_fitted_router_doubts_is_never_shown_except_where_the_cloud_may_not_have_it(
@@ -289,6 +290,7 @@ def test_an_answer_that_a_fitted_router_doubts_is_never_shown_except_where_the_c
         assert (text, told.path, told.degraded) == (expected, ["device"], False)
         assert codes(told) == ["easy", "budget_day"]
     assert cloud.connections == connections
+    assert device.asynchronous.core.scheduler.running == [], "no prompt that was read is still held"
 
 
 def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
@@ -307,5 +309,18 @@ def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
     assert [token for token, _ in shown] == list(range(64))
     assert all(logprob <= made.top[0] + 1e-4 for _, logprob in shown)
     assert made.sure is not None
-    cached = device.chat.completions.create(messages=ask, max_tokens=1)
-    assert cached.usage.prompt_tokens_details.cached_tokens >= len(tokens) // 16 * 16 - 16
+
+
+def test_an_answer_shares_the_prompt_that_was_read_for_its_decision(device: Engine) -> None:
+    """The answer computes the last token again, and no page. Then nothing holds the prompt."""
+    engine = device.asynchronous
+    scheduler = engine.core.scheduler
+    ask = [{"role": "user", "content": "Tell me of the goose that read the whole library."}]
+    free = scheduler.free_tokens
+    held = device.loop.run(read_prompt(engine, ask, ask=False))
+    assert [request.idle for request in scheduler.running] == [True]
+    assert scheduler.free_tokens == free, "a prompt that is only held makes room for others"
+    usage = device.chat.completions.create(messages=ask, max_tokens=1).usage
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+    device.loop.run(held.release())
+    assert scheduler.running == []

@@ -1,4 +1,4 @@
-"""The server over the torch engine: the same interface, and what an artifact cannot do."""
+"""The server over the torch engine: the same interface, and features that artifacts lack."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
 
 
 def test_prompt_logprobs(client: openai.OpenAI) -> None:
-    """Scoring a text in one go gives what its tokens had when they were generated."""
+    """Scoring a text in one pass gives the log-probabilities that its tokens had when they were generated."""
     base: dict[str, Any] = {"model": MODEL, "temperature": 0, "logprobs": 1}
     made = client.completions.create(prompt="Once upon a time", max_tokens=6, **base).choices[0]
     whole = client.completions.create(
@@ -68,7 +68,7 @@ def test_prompt_logprobs(client: openai.OpenAI) -> None:
 def test_labels_have_the_log_probabilities_of_the_prompt_that_ends_in_them(
     client: openai.OpenAI, server: RunningServer
 ) -> None:
-    """Scored from the cached prompt: what the whole text says of its last tokens."""
+    """Labels scored after the cached prompt equal the last tokens of the whole text."""
     labels = [" a time", " the", " upon a midnight"]
     body = {"query": "Once upon " * 20, "items": [""], "labels": labels}
     (row,) = httpx.post(f"{server.address}/v1/score", json=body, timeout=60).json()["scores"]
@@ -104,7 +104,7 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
 
 
 def test_a_killed_engine_is_an_error_event(server: RunningServer, client: openai.OpenAI) -> None:
-    """The client must not be left waiting; tests of the engine show that it comes back.
+    """The client must not be left waiting; tests of the engine show that the engine comes back.
 
     This test kills the engine, so it is the file's last.
     """

@@ -1,4 +1,4 @@
-"""Snapshots on every executor: save, restart, load; the same tokens as without."""
+"""Snapshots on every executor: after saving, restarting and loading, the tokens are the same as without."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.backends import (
 
 
 def fresh(lab: Lab, model: str, backend: str) -> Engine:
-    """An engine that has seen nothing."""
+    """An engine with an empty cache."""
     return lab.open(model, backend, verify=False)
 
 
@@ -72,7 +72,7 @@ def test_pages_come_back_bit_by_bit(lab: Lab, stories: Engine, backend: str, sav
 def test_pages_hold_the_keys_and_values_of_transformers(
     stories: Engine, stories_reference: Transformers
 ) -> None:
-    """Whatever layout the kernels prefer: a snapshot must mean the same to every executor."""
+    """A snapshot means the same to every executor, whatever layout its kernels prefer."""
     tokens = prompt(stories)[:64]
     forget(stories)
     greedy(stories, tokens, 1)
@@ -110,8 +110,8 @@ def test_a_snapshot_of_another_model_or_quantization_is_refused(
 def test_a_snapshot_of_the_cpu_serves_every_cache_of_float16(
     lab: Lab, backend: str, stories: Engine, tmp_path: Path
 ) -> None:
-    """A snapshot has keys and values in float16: a float32 cache refuses them, since it computes more
-    exactly.
+    """A snapshot has float16 keys and values. A float32 cache rejects them, since it computes more
+    precisely.
     """
     if backend == "cpu":
         pytest.skip("cpu is where it comes from")

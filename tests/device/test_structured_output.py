@@ -1,4 +1,4 @@
-"""Answers that match their schema, whatever a real model would rather say, on every device."""
+"""Answers of real models match their schema on every device, whatever the models prefer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from nearfar.edge_runtime import Engine
-from tests.support.backends import BACKENDS, FAST, Lab
+from tests.support.backends import BACKENDS, Lab
 from tests.support.commands import nearfar
 from tests.support.turns import paired
 
@@ -31,11 +31,8 @@ ASK = [{"role": "user", "content": "Which book do you like best?"}]
 
 
 SEEDS = range(3)
-ASKED = [
-    *((backend, seed) for backend in FAST for seed in SEEDS),
-    *paired([backend for backend in BACKENDS if backend not in FAST], SEEDS),
-]
-"""Backends and seeds."""
+ASKED = paired(BACKENDS, SEEDS)
+"""Pairs of a backend and a seed."""
 
 
 @pytest.mark.parametrize(("backend", "seed"), ASKED, indirect=["backend"])

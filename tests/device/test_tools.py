@@ -1,4 +1,4 @@
-"""Calls of tools whose arguments match, whatever a real model would rather say, on every device."""
+"""Calls of tools by real models have matching arguments on every device, whatever the models prefer."""
 
 from __future__ import annotations
 

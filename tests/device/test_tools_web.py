@@ -1,5 +1,5 @@
-"""Calls of tools in the package's engine, in Node and in a real Chromium: they are calls of the tools that
-are offered, with valid arguments, whatever is drawn.
+"""Calls of tools in the package's engine, in Node and in a real Chromium: for every seed they call an offered
+tool, with valid arguments.
 """
 
 from __future__ import annotations

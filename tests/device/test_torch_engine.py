@@ -1,5 +1,5 @@
-"""The torch engine on the CPU, without its process: the same tokens whatever runs beside, and what
-transformers computes.
+"""The torch engine on the CPU, without its process: tokens equal those of transformers, and do not depend on
+concurrent requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ native = late("nearfar.fallback_server.torch_engine.native")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """More threads than cores that are free wait for each other."""
+    """Use one thread: more threads than free cores wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -85,7 +85,7 @@ def test_together_as_alone(stories: Path, native: bool) -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_decode_steps_in_fixed_shapes(stories: Path, native: bool) -> None:
-    """What CUDA graphs replay, run eagerly."""
+    """Runs the steps eagerly that CUDA graphs would replay."""
     requests = mixed(10)
     rig = Rig(stories, native=native)
     rig.engine._graphs = graphs.DecodeGraphs(rig.engine.model, rig.engine.cache, capture=False)
@@ -305,8 +305,8 @@ def test_bad_requests_are_refused(stories: Path, case: str) -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_odd_requests_beside_healthy_ones(stories: Path, native: bool) -> None:
-    """What is strange but allowed, and a row whose logits are not numbers, leave the neighbours their
-    tokens.
+    """Unusual but allowed requests, and a row whose logits are not finite, do not change the tokens of other
+    requests.
     """
     healthy = [
         TokenRequest("heir", (1,), 8, GREEDY),
@@ -407,8 +407,8 @@ def test_the_decode_kernel_is_dense_attention(
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("window", [None, 24])
 def test_another_architecture_and_sliding_windows(tmp_path: Path, window: int | None, native: bool) -> None:
-    """Qwen3 with random weights, with and without a window: the tokens of transformers' generate, in
-    chunks of 16.
+    """Qwen3 with random weights, with and without a window, in chunks of 16: tokens equal those of
+    transformers' generate.
     """
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
@@ -455,7 +455,7 @@ def test_models_that_attend_in_their_own_way_are_refused(tmp_path: Path) -> None
 def test_a_checkpoint_without_a_head_is_refused_and_nothing_is_reported_beside(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers would fill the head with random numbers, and log a table of what it lacks."""
+    """transformers would fill the head with random numbers, and log a table of missing weights."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     transformers.LlamaModel(transformers.LlamaConfig(vocab_size=64, **sizes)).save_pretrained(tmp_path)
     capfd.readouterr()

@@ -1,5 +1,5 @@
-"""A step of the torch engine that fails ends its process, and with it the cache: what is answered
-afterwards was computed again.
+"""A failed step of the torch engine ends its process, and with it the cache: later answers are computed
+again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from nearfar.fallback_server.backend import TokenRequest
 from nearfar.fallback_server.torch_engine import TorchBackend, TorchOptions
 from tests.shared_data import shared_data
 from tests.support.torch_rig import GREEDY, Rig
+from tests.support.turns import share
 
 FAULTS = """
 import os, sys
@@ -40,7 +41,7 @@ if "nearfar.fallback_server.torch_engine.worker" in sys.orig_argv:
 
 
 class Injected(Exception):
-    """Raised by the model."""
+    """The error that the model raises."""
 
 
 SHARED = tuple(range(40, 90))
@@ -95,6 +96,7 @@ def test_no_call_of_the_model_may_fail_unnoticed(stories: Path) -> None:
 async def test_after_a_fault_every_answer_is_that_of_a_clean_engine(
     stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A run has one of three calls: each fault starts a process, which imports torch for 5 CPU seconds."""
     want, plan = Rig(stories).tokens(requests("want")), tmp_path / "plan"
     (tmp_path / "sitecustomize.py").write_text(FAULTS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -102,7 +104,7 @@ async def test_after_a_fault_every_answer_is_that_of_a_clean_engine(
     backend = await TorchBackend.load(stories, TorchOptions(device="cpu", threads=1, backoff_first=0.01))
     try:
         assert await answers(backend, "clean") == want
-        for restarts, call in enumerate((0, 2, 4), 1):
+        for restarts, call in enumerate(share((0, 2, 4), 3), 1):
             plan.write_text(f"raise {call}")
             for given, right in zip(await answers(backend, f"fault{call}"), want, strict=True):
                 assert given == right or isinstance(given, EngineError)
@@ -112,6 +114,7 @@ async def test_after_a_fault_every_answer_is_that_of_a_clean_engine(
         broken = await answers(backend, "nan")
         assert any(isinstance(given, EngineError) and "not finite" in str(given) for given in broken)
         assert await answers(backend, "after nan") == want
-        assert backend.stats().restarts == 3, "what a request's own numbers do costs nobody else the engine"
+        clean = "what a request's own numbers do costs nobody else the engine"
+        assert backend.stats().restarts == restarts, clean
     finally:
         await backend.close()

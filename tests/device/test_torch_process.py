@@ -1,6 +1,4 @@
-"""The torch engine in its process: it is killed, it hangs, its parent dies; and what becomes of the
-requests.
-"""
+"""The torch engine in its process, which is killed, hangs, or loses its parent; and how its requests end."""
 
 from __future__ import annotations
 
@@ -70,8 +68,8 @@ async def test_a_life_with_deaths(stories: Path) -> None:
 
 
 async def _grammars(backend: TorchBackend, want: list[int | None]) -> None:
-    """Compiled beside the engine: right ones are followed, wrong ones refused, one that is left costs
-    nobody anything.
+    """Grammars are compiled beside the engine: valid ones are followed, invalid ones rejected, and an
+    abandoned one delays nobody.
     """
     await backend.submit(with_grammar("left", "regex", "a{1,9}")).aclose()
     free = asyncio.create_task(tokens(backend, request("free")))
@@ -89,7 +87,9 @@ def with_grammar(name: str, kind: Any, text: str) -> TokenRequest:
 
 
 async def _killed(backend: TorchBackend, want: list[int | None]) -> None:
-    """SIGKILL: who has tokens hears at once, who has none is served by the next worker."""
+    """After SIGKILL, requests with tokens get an error at once, and requests without tokens are served by the
+    next worker.
+    """
     flying = [backend.submit(request(f"flying{i}", 450)) for i in range(2)]  # as many requests as run at once
     for stream in flying:
         await anext(stream)
@@ -112,7 +112,7 @@ async def _killed(backend: TorchBackend, want: list[int | None]) -> None:
 
 
 async def _hung(backend: TorchBackend, want: list[int | None]) -> None:
-    """A worker that says nothing is not alive within seconds, and is killed."""
+    """A worker without messages counts as not alive within seconds, and is killed."""
     stream = backend.submit(request("hung", 450))
     await anext(stream)
     pid = backend.worker_pid
@@ -130,7 +130,9 @@ async def _hung(backend: TorchBackend, want: list[int | None]) -> None:
 
 
 async def _closed_streams(backend: TorchBackend, want: list[int | None]) -> None:
-    """Closing and cancelling free the places of those who wait; bad requests are refused; embeddings come."""
+    """Closing and cancelling free places for waiting requests; bad requests are rejected;
+    embeddings arrive.
+    """
     streams = [backend.submit(request(f"closed{i}", 450)) for i in range(2)]
     waiting = asyncio.create_task(tokens(backend, request("next")))
     await anext(streams[0])
@@ -155,7 +157,7 @@ async def _closed_streams(backend: TorchBackend, want: list[int | None]) -> None
 
 
 async def _drained(backend: TorchBackend, want: list[int | None]) -> None:
-    """Closing lets those under way finish."""
+    """Closing lets requests under way finish."""
     under_way = [asyncio.create_task(tokens(backend, request(f"last{i}"))) for i in range(3)]
     await asyncio.sleep(0)
     process = psutil.Process(backend.worker_pid)

@@ -1,5 +1,5 @@
-"""Native code of strangers is not run unasked: what was built or trusted here, and what was not, through
-the real commands.
+"""Native code of strangers does not run unasked: artifacts that were built or trusted here, and others,
+through the real commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSAL = r"downloaded holds native code \(model\.so\), .* the list \S+trusted .
 
 @pytest.fixture
 def made(lab: Lab) -> Path:
-    """A CPU artifact, built by somebody else: before there is a home."""
+    """A CPU artifact built by somebody else, before this user's home exists."""
     return lab.artifact("stories", "cpu")
 
 
@@ -41,7 +41,7 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def artifact(made: Path, home: Path, tmp_path: Path) -> Path:
-    """It as it comes from there."""
+    """A copy of the foreign artifact."""
     return Path(shutil.copytree(made, tmp_path / "downloaded"))
 
 
@@ -82,7 +82,7 @@ def test_an_altered_library_is_not_the_one_that_was_trusted(artifact: Path, veri
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_an_altered_manifest_is_not_the_one_that_was_trusted(artifact: Path, verify: bool) -> None:
-    """The hashes in an artifact are those of whoever wrote it."""
+    """Whoever wrote an artifact also wrote the hashes in it."""
     load(artifact, trust=True)
     tiny.edit_manifest(artifact, lambda manifest: manifest.update(license="another"))
     with pytest.raises(ArtifactError, match="holds native code"):

@@ -1,4 +1,4 @@
-"""Programs for classes of GPUs tried on a device: here one that software plays, told to be unknown."""
+"""Trials of programs for classes of GPUs, on a software GPU that pretends to be unknown."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.paths import ROOT
 from tests.support.turns import in_turns, paired
 
 pytestmark = in_turns("artifact")
-"""What is tested is the same for both targets: each test runs on one of them in a run."""
+"""Both targets are tested for the same properties: a run takes each test on one of them."""
 UNKNOWN = Adapter("", "", "a GPU that nobody knows", "1.0", "other")
 SETTINGS = Settings((8,), 128)
 STEPS = ((1, 4), (1,))
-"""Rows of the steps of an artifact, in turns. What a trial calls large are 4 rows: to compile steps of 16 for
-its four programs takes 15 CPU seconds, longer than all that is tested here.
+"""Rows of the steps of an artifact, in turns. Trials call 4 rows large here: compiling steps of 16 rows for
+four programs takes 15 CPU seconds, longer than all the tests.
 """
 
 
@@ -39,7 +39,7 @@ its four programs takes 15 CPU seconds, longer than all that is tested here.
     scope="module", params=paired(("vulkan", "webgpu"), STEPS), ids=lambda made: f"{made[0]}-{made[1][-1]}"
 )
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """The sample for an unknown GPU's class and its neighbour's."""
+    """The sample with programs for an unknown GPU's class and the neighbouring class."""
     target, steps = request.param
     require(target)
     classes = ("integrated", "discrete")
@@ -58,7 +58,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opener(artifact: Artifact, opened: list[Program]) -> Callable[[Program], Executor]:
-    """What load gives, for few pages; notes what it opens."""
+    """A function like the one that load uses, with few pages; it records the programs that it opens."""
 
     def open_one(program: Program) -> Executor:
         opened.append(program)
@@ -68,12 +68,12 @@ def opener(artifact: Artifact, opened: list[Program]) -> Callable[[Program], Exe
 
 
 def room(_: Program) -> int:
-    """Positions of what `opener` opens."""
+    """The number of positions in the executors of `opener`."""
     return SETTINGS.context
 
 
 def best(artifact: Artifact, opened: list[Program], changed: Device | None = None) -> tuple[str, Any]:
-    """The program that runs, and why; after a step of it."""
+    """The program that runs, and why, after one step."""
     programs = artifact.able_programs(device(artifact.target).probe())
     executor, program, choice = open_best(
         artifact, programs, UNKNOWN, changed or device(artifact.target), opener(artifact, opened), room

@@ -1,4 +1,4 @@
-"""The SPIR-V modules of whole artifacts: valid, and the same bytes from every build."""
+"""The SPIR-V modules of whole artifacts are valid, and every build makes the same bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOFTWARE = ("software",)
 
 @pytest.mark.parametrize("model", ["stories", "q4", "q8"])
 def test_every_module_of_an_artifact_is_valid(lab: Lab, model: str) -> None:
-    """Not quantized, q4 and q8, each in f32 and f16."""
+    """Unquantized, q4 and q8, each in f32 and f16."""
     root = lab.artifact(model, "vulkan")
     files = sorted(root.glob("kernels/*.spv"))
     assert len(files) > 40
@@ -28,7 +28,7 @@ def test_every_module_of_an_artifact_is_valid(lab: Lab, model: str) -> None:
 
 
 def test_the_sample_is_the_same_bytes_every_time(tmp_path: Path) -> None:
-    """Two builds, of one bucket; f32 needs no feature, f16 storage of 16 bits only."""
+    """Two builds with one bucket; f32 needs no feature, f16 only 16-bit storage."""
     sample = str(ROOT / "examples/sample-model")
     roots = [tmp_path / name for name in ("first", "second")]
     for root in roots:

@@ -47,7 +47,9 @@ def elementwise(computes: Sequence[Compute], dtypes: list[str], out: str, count:
 
 
 def run_rows(computes: Sequence[Compute], out: str, *arrays: np.ndarray) -> np.ndarray:
-    """Each operation over its row of the arrays, by one kernel: to compile it costs more than all else."""
+    """Run each operation over its row of the arrays, by one kernel, because compilation takes most of the
+    time.
+    """
     func = elementwise(computes, [str(a.dtype) for a in arrays], out, arrays[0].shape[-1])
     return launch(func, *arrays, np.zeros(arrays[0].shape, out))
 
@@ -58,7 +60,7 @@ def run_elementwise(compute: Compute, out: str, *arrays: np.ndarray) -> np.ndarr
 
 
 def integers(dtype: str) -> np.ndarray:
-    """N numbers over the whole range, its ends and small ones among them."""
+    """N numbers over the whole range, with its ends and small numbers."""
     info = np.iinfo(dtype)
     ends = [info.min, info.max, info.min + 1, info.max - 1, 0, 1, 2, 3, 5, 7]
     ends += [-1, -2, -3, -5, -7, -8, -9] if info.min else [8, 9, 16, 100]
@@ -67,7 +69,7 @@ def integers(dtype: str) -> np.ndarray:
 
 
 def divisors(dtype: str) -> np.ndarray:
-    """Numbers of both signs and sizes, none of them 0 or -1 (by which the lowest number overflows)."""
+    """Numbers of both signs and many sizes, without 0 and -1 (the lowest number divided by -1 overflows)."""
     b = integers(dtype)[RNG.permutation(N)]
     small = RNG.integers(2, 9, N).astype(dtype)
     b[::2] = small[::2] * (
@@ -117,7 +119,7 @@ def test_integers(dtype: str, name: str) -> None:
 
 @cache
 def of_integers(dtype: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What each operation gives, and should give, of numbers of a type."""
+    """The found and the expected results of each operation on numbers of a type."""
     a, b = (
         np.stack([make(dtype) for make in made])
         for made in zip(*((integers, other) for _, _, other in INTEGER_OPS.values()), strict=True)
@@ -181,7 +183,9 @@ def test_casts_of_integers(source: str, to: str) -> None:
 
 @pytest.mark.parametrize("to", ["int8", "uint8", "int16", "int32", "uint32", "int64"])
 def test_casts_of_floats_saturate(to: str) -> None:
-    """As WGSL's: towards zero; what does not fit becomes the nearest end, a NaN 0."""
+    """Casts are those of WGSL: towards zero; a number out of range becomes the nearest end, a NaN
+    becomes 0.
+    """
     a = np.concatenate(
         [
             FLOATS,
@@ -232,8 +236,8 @@ FLOAT_OPS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", FLOAT_OPS)
 def test_floats(name: str, dtype: str) -> None:
-    """With infinities and NaNs, but for what Vulkan leaves to the device: which of the two the min and max
-    of a NaN and a number are, and quotients of float16 by more than 2^14.
+    """Includes infinities and NaNs, except where Vulkan leaves the result to the device: min and max of a NaN
+    and a number, and quotients of float16 by more than 2^14.
     """
     a, b = pairs(dtype)
     with np.errstate(all="ignore"):
@@ -253,7 +257,7 @@ def test_floats(name: str, dtype: str) -> None:
 
 @cache
 def of_floats(dtype: str) -> dict[str, np.ndarray]:
-    """What each operation gives of all pairs."""
+    """The results of each operation on all pairs."""
     computes = [compute for compute, _ in FLOAT_OPS.values()]
     return dict(
         zip(FLOAT_OPS, run_rows(computes, dtype, *repeated(len(computes), *pairs(dtype))), strict=True)
@@ -273,7 +277,7 @@ COMPARISONS: dict[str, tuple[Any, Any]] = {
 
 @cache
 def of_comparisons() -> dict[str, np.ndarray]:
-    """What each comparison gives of all pairs."""
+    """The results of each comparison of all pairs."""
     computes = [compute for compute, _ in COMPARISONS.values()]
     return dict(zip(COMPARISONS, run_rows(computes, "bool", *repeated(len(computes), *pairs())), strict=True))
 
@@ -312,7 +316,7 @@ def test_functions(name: str) -> None:
 
 @cache
 def of_functions() -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Numbers, and what each function gives of them."""
+    """Numbers, and the results of each function on them."""
     a = np.concatenate([FLOATS, RNG.uniform(-8, 8, 40).astype(np.float32), np.float32([88, 1e-30, 3e38])])
     computes = [compute for compute, _ in FUNCTIONS.values()]
     found = run_rows(computes, "float32", *repeated(len(computes), a))

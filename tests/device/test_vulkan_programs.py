@@ -18,7 +18,9 @@ N = 77  # no multiple of the workgroup's size
 
 
 def test_a_guarded_load_is_not_made() -> None:
-    """The index is valid only where the condition holds: lavapipe would fault at 2^29 elements beyond."""
+    """The index is valid only if the condition holds: lavapipe would fault 2^29 elements beyond the
+    buffer.
+    """
     a, b = np.arange(N, dtype=np.float32), np.array([3, 1 << 29, -(1 << 29)] * 25 + [0, 76], np.int32)
 
     @T.prim_func(check_well_formed=False)
@@ -39,7 +41,7 @@ def test_a_guarded_load_is_not_made() -> None:
 
 
 def test_barriers_and_shared_memory() -> None:
-    """Each workgroup reverses its part and adds it up: 96 threads, several subgroups; also int64, bool."""
+    """Each workgroup reverses its part and sums it: 96 threads, several subgroups; also int64 and bool."""
     a = RNG.integers(-1000, 1000, 192).astype(np.int64)
 
     @T.prim_func(check_well_formed=False)
@@ -203,7 +205,9 @@ def test_reductions_that_tvm_schedules(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_neighbours_loaded_at_once(dtype: str) -> None:
-    """From a storage buffer and from workgroup memory that changes between two loads of the same four."""
+    """Loads from a storage buffer, and from workgroup memory that changes between two loads of the same four
+    elements.
+    """
     a = RNG.integers(-100, 100, 8 * 32).astype(dtype)
 
     @T.prim_func(check_well_formed=False)

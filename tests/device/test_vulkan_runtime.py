@@ -1,5 +1,5 @@
-"""The Vulkan runtime on a device: staging, recording, errors, recovery, leaks. What kernels compute:
-test_backends.py.
+"""The Vulkan runtime on a device: staging, recording, errors, recovery, leaks. test_backends.py tests the
+results of kernels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.artifacts import Built
 from tests.support.backends import Lab, cached_pages, executor, greedy, require
 
 ENGINES = int(os.environ.get("NEARFAR_TEST_ENGINES", "200"))
-"""How many engines are opened and closed to look for leaks."""
+"""Number of engines that are opened and closed to find leaks."""
 
 PAGES = 40
 
@@ -64,7 +64,7 @@ def plain(artifact: Artifact) -> Iterator[VulkanExecutor]:
 
 
 def test_a_fetch_that_is_read_twice_lends_its_memory_once(plain: VulkanExecutor) -> None:
-    """Else the next two fetches would land in one place, and the later one overwrite the earlier."""
+    """Otherwise the next two fetches would share memory, and the later one would overwrite the earlier."""
     again = plain.fetch("tokens", 4)
     assert (again() == again()).all()
     reads = []
@@ -77,7 +77,7 @@ def test_a_fetch_that_is_read_twice_lends_its_memory_once(plain: VulkanExecutor)
 def test_where_little_can_be_mapped_the_rest_is_staged(
     artifact: Artifact, plain: VulkanExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card of 85 GB in a virtual machine let itself be mapped for 42."""
+    """A card with 85 GB in a virtual machine had only 42 GB of mappable memory."""
     take = Memory._block
 
     def block(memory: Memory, group: Any, size: int, kind: int, mapped: bool) -> Any:
@@ -103,7 +103,7 @@ def test_where_little_can_be_mapped_the_rest_is_staged(
 
 
 def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second engine must not be planned with what was free before the first."""
+    """The memory plan of a second engine must not use the free memory from before the first one."""
     vk = binding.require_vulkan()
     # the description of a card with memory of its own
     gpu = replace(device.gpus()[0], budgeted=True, shared=False)
@@ -126,7 +126,7 @@ def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
-    """An engine around an executor of ours."""
+    """An engine around a given executor."""
     from nearfar.edge_runtime.openai.api import AsyncEngine
     from nearfar.edge_runtime.text.codec import TextCodec
 
@@ -136,7 +136,7 @@ def engine(artifact: Artifact, made: VulkanExecutor, **options: Any) -> Engine:
 
 
 def test_memory_out_of_the_hosts_reach_gives_the_same_text(artifact: Artifact) -> None:
-    """As on a GPU without mapped memory: everything goes through the ring and comes back through mapped
+    """As on a GPU without mapped memory, all data passes through the staging ring, and returns through mapped
     memory.
     """
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
@@ -156,7 +156,7 @@ def test_memory_out_of_the_hosts_reach_gives_the_same_text(artifact: Artifact) -
 
 
 def test_writes_never_overtake_and_are_never_overtaken(artifact: Artifact) -> None:
-    """A hundred steps are enqueued before the first result is read; each must have seen its own inputs."""
+    """A hundred steps are enqueued before the first result is read; each must read its own inputs."""
     for direct in (True, False):
         made = open_executor(artifact, direct=direct)
         vocab = artifact.manifest.model.vocab_size
@@ -204,7 +204,7 @@ def test_a_step_is_one_submit_and_records_only_its_writes(plain: VulkanExecutor)
 
 
 def lose(made: VulkanExecutor, after: int) -> None:
-    """From the submit so many ahead on, the queue says that the device is lost."""
+    """Make the queue report a lost device from the given submit on."""
     left, submit = [after], made._queue.submit_call
 
     def call(*args: Any) -> Any:
@@ -265,7 +265,7 @@ def test_loading_recovers_by_itself(lab: Lab) -> None:
 
 
 def test_the_validation_layer_finds_nothing(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does it miss a barrier; and where we leave them out, it does."""
+    """The layer does not overlook a missing barrier: it reports one where the test leaves barriers out."""
     layers = {layer.layerName for layer in binding.require_vulkan().vkEnumerateInstanceLayerProperties()}
     if instance.VALIDATION not in layers:
         pytest.skip("the Vulkan validation layer is not installed (vulkan-validationlayers)")
@@ -421,8 +421,8 @@ print(json.dumps([before, measure()]))
 
 @pytest.mark.alone  # the test counts threads, objects and bytes of a process, so it runs alone
 def test_engines_opened_and_closed_leak_nothing(built: Built) -> None:
-    """In a process whose threads share one heap: glibc's heaps of each thread fill up over hundreds of
-    engines, and hide much.
+    """The process's threads share one heap: glibc's heap of each thread would grow over hundreds of engines
+    and hide leaks.
     """
     command = [sys.executable, "-c", LEAKS, str(built("stories260K", "none") / "vulkan"), str(ENGINES)]
     done = subprocess.run(

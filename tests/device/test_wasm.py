@@ -1,5 +1,5 @@
-"""What only the wasm target has: its modules, their size, what they ask of an engine, what happens when they
-fail. What they compute is compared with the other backends by the suites that run over all.
+"""Properties that only the wasm target has: its modules, their size, their imports, and failures in them. The
+suites over all backends compare their results.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ DOT = b"\xfd\xba\x01"
 
 
 def modules(artifact: Path) -> dict[str, Path]:
-    """The module of each program."""
+    """The module of each program of an artifact."""
     programs = Artifact.open(artifact).manifest.programs
     return {program.name: artifact / str(program.library) for program in programs}
 
 
 def node(script: str, *arguments: str) -> str:
-    """What a script prints."""
+    """The output of a script in Node."""
     command = [require_node(), "--input-type=module", "-e", script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
@@ -88,7 +88,7 @@ def test_quantized_matrices_are_multiplied_by_the_dot_instruction(lab: Lab) -> N
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_kernel_that_traps_ends_the_request(lab: Lab, threads: int) -> None:
-    """On whichever thread it does; nobody waits for that one any more."""
+    """The kernel may trap on any thread; no thread waits for the failed one any more."""
     with open_wasm(lab.artifact("q4", "wasm"), threads, verify=False) as engine:
         wasm = executor(engine)
         assert isinstance(wasm, WasmExecutor)

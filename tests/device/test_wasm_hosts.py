@@ -1,5 +1,5 @@
-"""What a wasm artifact says in Node, Deno and Bun (nearfar/node), in Chromium and in Firefox, equals what the
-same weights say on the CPU.
+"""Texts of a wasm artifact in Node, Deno and Bun (nearfar/node), in Chromium and in Firefox equal those of
+the same weights on the CPU.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def golden() -> str:
 
 
 def dist() -> Path:
-    """The built package; the calling test is skipped where there is none."""
+    """The built package; skips the calling test where it is not built."""
     if not (WEB / "dist" / "node" / "index.js").is_file():
         pytest.skip("the web package is not built (run `make setup`)")
     return WEB / "dist"
 
 
 def answers(runtime: str, artifact: Path, **given: object) -> dict[str, Any]:
-    """What ANSWERS prints there."""
+    """The output of ANSWERS in a runtime."""
     packages = WEB / "node_modules" / ".bin"  # Deno comes with the tests' npm packages
     found = shutil.which(runtime) or shutil.which(runtime, path=packages)
     if found is None:
@@ -62,7 +62,7 @@ def test_the_golden_story(built: Built, runtime: str, threads: int) -> None:
 
 
 def test_seeds_logprobs_and_the_prefix_cache_are_the_cpus(built: Built) -> None:
-    """Sums of vectors without fused multiply-adds round otherwise: logprobs are near, texts equal."""
+    """Sums without fused multiply-adds are rounded differently: logprobs are near, texts are equal."""
     from nearfar.edge_runtime import Engine
 
     out = built("classics-7M", "q4")
@@ -82,7 +82,7 @@ def test_seeds_logprobs_and_the_prefix_cache_are_the_cpus(built: Built) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_bundled_program_says_the_golden_story(built: Built, tmp_path: Path, threads: int) -> None:
-    """esbuild makes an app of its own of nearfar/node and nearfar/node/worker, as it lies in node_modules."""
+    """esbuild bundles an app with nearfar/node and nearfar/node/worker from node_modules."""
     dist()
     if not (WEB / "node_modules" / "esbuild").is_dir():
         pytest.skip("web/node_modules is missing (run `make setup`)")

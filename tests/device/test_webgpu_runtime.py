@@ -1,6 +1,4 @@
-"""The WebGPU executor when something goes wrong: a device that is lost is opened again, an error says what
-it is.
-"""
+"""Failures of the WebGPU executor: a lost device is opened again, and an error says what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Windows on devices: texts of transformers beyond the window, pages bounded, the context not cut."""
+"""Windows on devices: texts equal those of transformers beyond the window, pages are bounded, the context is
+not cut.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,21 @@ HYBRID = case(
 )  # fmt: skip
 BOTH = (1, 256)
 TOLERANCE = 2e-3
-"""Share of the largest logit: targets sum in other orders."""
+"""Largest difference, as a share of the largest logit: targets sum in different orders."""
 
 
 CASES = (EVERYWHERE, HYBRID)
 Place = tuple[str, Case, tuple[int, ...]]
-"""A backend, a model, and the rows that its steps can have."""
+"""A backend, a model, and the rows that the model's steps can have."""
 FEW, MANY = BOTH[:1], BOTH[1:]
 ON_GPUS = ((EVERYWHERE, FEW), (HYBRID, MANY), (EVERYWHERE, MANY), (HYBRID, FEW))
 PLACES: list[Place] = [
     *((backend, model, BOTH) for backend in ("cpu", "mlx") for model in CASES),
     *((backend, *of) for backend, of in paired(("webgpu-f32", "vulkan-f32"), ON_GPUS)),
 ]
-"""A software GPU takes 7 CPU seconds to compile steps of one size: in a run it has one size, of one model."""
+"""A software GPU takes 7 CPU seconds to compile steps of one size, so in each run it gets one size of one
+model.
+"""
 
 
 def named(place: Place) -> str:
@@ -81,7 +85,7 @@ def engine(artifact: Path) -> Iterator[Engine]:
 
 
 def most_held(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], list[int]]:
-    """An answer, and the most pages that each group held while it came."""
+    """An answer, and the most pages that each group held meanwhile."""
     table = engine.asynchronous.core.scheduler.table
     answer, most = [], [0] * len(table.windows)
     for event in engine.generate(tokens, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)):

@@ -58,7 +58,7 @@ def _pipeline(source: str, entry: str) -> Any:
 
 
 def run(staged: Staged, precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays after the launches."""
+    """Run the launches; gives the arrays afterwards."""
     gpu = device()
     if precision == "f16" and "shader-f16" not in gpu.features:
         pytest.skip("the adapter lacks shader-f16")

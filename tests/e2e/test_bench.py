@@ -100,7 +100,7 @@ def test_closed_and_open_loops(server: RunningServer, tmp_path: Path) -> None:
 
 
 def test_errors_are_counted_by_kind(tmp_path: Path) -> None:
-    """The look at the server is refused now and then too, and tries again."""
+    """The server sometimes also rejects the first requests, which inspect it; these are tried again."""
     limits = AppOptions(limits=ServerLimits(requests=2))
     server = RunningServer(lambda: tiny_engine(tmp_path / "tiny"), limits)
     try:

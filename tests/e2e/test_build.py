@@ -20,9 +20,9 @@ from tests.support.commands import nearfar
 
 LAUNCHES_PER_LAYER = 8
 FEW = Buckets((1, 16))
-"""Sizes of steps: all of them take four times as long to compile."""
+"""Sizes of steps: compiling all of them takes four times as long."""
 CLASSES = ("software", "discrete")
-"""Two classes of GPUs: all four are twice the work, and the same code."""
+"""Two classes of GPUs: all four would be twice the work over the same code."""
 
 
 def hashes(root: Path) -> dict[str, str]:
@@ -34,7 +34,9 @@ def hashes(root: Path) -> dict[str, str]:
 
 
 def build_stories(out: Path, *more: object, kernels: Path | None = None) -> str:
-    """What the command says of kernels; `kernels`: where it keeps them, else where all tests do."""
+    """Build, and give the command's line about kernels. `kernels`: the folder of its kernel cache, by default
+    that of all tests.
+    """
     model = shared_data("models", "stories260K")
     options = ("--quant", "q4", "--cpu-features", "native", "--device-class", ",".join(CLASSES), *more)
     settings = {} if kernels is None else {"NEARFAR_KERNEL_CACHE": str(kernels)}
@@ -50,7 +52,7 @@ def build_stories(out: Path, *more: object, kernels: Path | None = None) -> str:
 
 
 def kernel_counts(line: str) -> tuple[int, int]:
-    """Kernels kept and compiled, of such a line."""
+    """The numbers of cached and of compiled kernels in such a line."""
     said = re.fullmatch(r"kernels: (\d+) kept, (\d+) compiled, \d+\.\d s", line)
     assert said, line
     return int(said[1]), int(said[2])

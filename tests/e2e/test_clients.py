@@ -1,6 +1,6 @@
-"""The clients of 2026 at their defaults: texts, streams, tools, structured output, too long a prompt.
+"""The clients of 2026 at their defaults: texts, streams, tools, structured output, a prompt that is too long.
 
-Each is a program of tests/clients, in one of the environments that `make clients` makes.
+Each client is a program of tests/clients, in one of the environments that `make clients` makes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from tests.support.paths import ROOT
 from tests.support.servers import MODEL, RunningServer, tiny_checkpoint, tiny_engine
-from tests.support.turns import paired
+from tests.support.turns import paired, share
 
 ENVIRONMENTS = ROOT / "out" / "clients"
 CONTEXT = 4096
 FOLDER = ROOT / "tests" / "clients"
 OFFLINE = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-"""LiteLLM would ask the network for prices."""
+"""An environment in which LiteLLM does not ask the network for prices."""
 UNFORCED = ("pydantic_ai", "instructor")
 """Clients whose tools no default makes the model call."""
 
@@ -47,7 +47,7 @@ OVERFLOW = {
     "node/ai-sdk": ["APICallError"] * 3,
     "node/ollama": ["ResponseError"],
 }
-"""What each client raises for a prompt that is too long: its own class for that, if it has one."""
+"""The error that each client raises for a prompt that is too long: its own class for that, if it has one."""
 
 
 @pytest.fixture(scope="module", params=[engine for _, engine in paired(["server"], ["artifact", "torch"])])
@@ -67,7 +67,7 @@ def server(
 
 
 def _program(client: str) -> list[str]:
-    """The command of a client. Node finds packages beside the program, so that is copied to them."""
+    """The command of a client. Node finds packages beside the program, so the program is copied to them."""
     if client.startswith("node/"):
         shutil.copytree(FOLDER / "node", ENVIRONMENTS / "node", dirs_exist_ok=True)
         return ["node", str(ENVIRONMENTS / f"{client}.mjs")]
@@ -77,14 +77,14 @@ def _program(client: str) -> list[str]:
 
 @cache
 def _asked(client: str, address: str) -> Any:
-    """What a client got. It asks once for all tests: its imports cost seconds."""
+    """The results of a client, which runs once for all tests: its imports take seconds."""
     command = [*_program(client), address, MODEL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=OFFLINE, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("client", OVERFLOW)
+@pytest.mark.parametrize("client", share(list(OVERFLOW), 2))
 def test_a_client_works_at_its_defaults(server: RunningServer, client: str) -> None:
     found = _asked(client, server.address)
     groups = found["texts"] if found["texts"] and isinstance(found["texts"][0], list) else [found["texts"]]

@@ -1,4 +1,4 @@
-"""What `make demo` shows: one model in Python, in a browser's page and behind the server."""
+"""The output of `make demo`: one model in Python, in a browser's page and behind the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 
 BUILD = f"demo.BUILD = {build_command(FEW)!r}"
 DEMO = f"import sys; sys.path.insert(0, 'examples'); import demo; {BUILD}; demo.main()"
-"""The demo, whose artifacts have steps of few sizes: to compile steps of all takes four times as long."""
+"""The demo with artifacts of few step sizes: compiling the steps of all sizes takes four times as long."""
 
 
 def test_the_demo_answers_everywhere(tmp_path: Path) -> None:
@@ -43,6 +43,6 @@ def test_the_demo_answers_everywhere(tmp_path: Path) -> None:
 
 
 def answer_to(question: str, lines: list[str]) -> str:
-    """What is printed beneath a question."""
+    """The lines printed below a question."""
     at = next(i for i, line in enumerate(lines) if line.startswith(f"> {question}"))
     return lines[at + 1]

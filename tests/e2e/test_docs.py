@@ -1,4 +1,4 @@
-"""The snippets of the pages that say how to use nearfar do what the pages say, with the sample model."""
+"""The snippets of the pages about usage do what the pages say, with the sample model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ ADDRESS = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reader's folder: the sample model as out/sample, and by the name of the other that pages build."""
+    """A reader's folder: the sample model as out/sample, and under the name of the other model that pages
+    build.
+    """
     root = tmp_path_factory.mktemp("reader")
     (root / "out").mkdir()
     made = built.of(ROOT / "examples" / "sample-model", "q4", "cpu", "mlx", "onnx", "vulkan")
@@ -53,7 +55,7 @@ def folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """A server of the artifact, for the pages that call one."""
+    """The address of a server for the artifact, for the pages that call one."""
     command = [
         sys.executable,
         "-m",
@@ -80,7 +82,7 @@ def address(folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_the_python_of_a_page_runs(name: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    """All of a page's fences one after the other, as a reader types them, and nothing before them."""
+    """All fences of a page run in order, as a reader would type them, with nothing before them."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     text = "\n".join(docs.page(name).fences("python")[: PYTHON[name]])
@@ -96,8 +98,8 @@ def test_the_python_of_a_page_runs(name: str, folder: Path, request: pytest.Fixt
 
 @pytest.mark.parametrize("name", SHELL)
 def test_the_commands_of_a_page_run(name: str, folder: Path) -> None:
-    """Commands that end by themselves are run; what the others are called is checked by
-    tests/unit/test_docs.py.
+    """Runs the commands that end by themselves; tests/unit/test_docs.py checks the names in the other
+    commands.
     """
     lines = [line for text in docs.page(name).fences("sh") for line in text.splitlines()]
     ending = [line.replace(".venv/bin/", "") for line in lines if ENDING.match(line)]
@@ -112,7 +114,7 @@ def test_the_commands_of_a_page_run(name: str, folder: Path) -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """`make docs`, strictly: no link of a page leads nowhere, no page is missing from the navigation."""
+    """`make docs` in strict mode: every link of a page has a target, and every page is in the navigation."""
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)

@@ -1,4 +1,4 @@
-"""Models by their names on the hub, through its own client, from a server with the hub's interface."""
+"""Models by their names on the hub, through the hub's own client, from a server with the hub's interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.hub import Hub, hub
 
 
 def build(at: Hub, name: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`nearfar build NAME`; mlx compiles nothing."""
+    """Run `nearfar build NAME` for mlx, which compiles nothing."""
     command = [sys.executable, "-m", "nearfar", "build", name, "--target", "mlx", "-o", str(home / "out")]
     client = {"HF_ENDPOINT": at.url, "HF_HOME": str(home / "hub"), "HF_HUB_DISABLE_TELEMETRY": "1"}
     return subprocess.run(
@@ -34,7 +34,9 @@ def build(at: Hub, name: str, home: Path, **environment: str) -> subprocess.Comp
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of GGUF files alone: a model in two qualities, one in parts, and what is not a model."""
+    """A repository of GGUF files alone: a model in two quantizations, one of them in parts, and files that
+    are not models.
+    """
     root = tmp_path_factory.mktemp("quantized")
     source = shared_data("models", "classics-1M")
     data = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
@@ -93,7 +95,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def test_ctrl_c_ends_a_download_at_once_and_the_next_goes_on(tmp_path: Path, large: Path) -> None:
-    """Though the hub is silent; and of what was there, nothing comes again."""
+    """The download ends although the hub is silent; received bytes are not downloaded again."""
     with hub({"someone/large": large}) as at:
         at.hold["model.safetensors"] = 3_000_000
         client = {"HF_ENDPOINT": at.url, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_TELEMETRY": "1"}

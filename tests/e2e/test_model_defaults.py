@@ -1,4 +1,4 @@
-"""How a model wants its tokens drawn goes from generation_config.json to every answer that does not say."""
+"""The sampling defaults of generation_config.json reach every answer whose request does not set them."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ GOLDEN = "golden_greedy.txt"
 
 
 def checkpoint(folder: Path, **wanted: Any) -> Path:
-    """stories260K, wanting its tokens drawn so."""
+    """stories260K with these sampling defaults."""
     shutil.copytree(shared_data("models", "stories260K"), folder)
     (folder / "generation_config.json").write_text(json.dumps(wanted))
     return folder
@@ -23,7 +23,7 @@ def checkpoint(folder: Path, **wanted: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def greedy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact of one that wants the likeliest tokens."""
+    """An artifact whose default is greedy sampling."""
     root = tmp_path_factory.mktemp("greedy")
     model = checkpoint(root / "model", temperature=0.0, top_k=7, max_length=20)
     done = nearfar("build", model, "--target", "mlx", "--quant", "none", "-o", root / "out")

@@ -1,4 +1,6 @@
-"""The wheel: what it holds, the same bytes each time; a device needs no compiler, and a build no torch."""
+"""The wheel: its content, and the same bytes from every build; a device needs no compiler, and a build no
+torch.
+"""
 
 import os
 import shutil
@@ -60,7 +62,7 @@ def test_the_wheel_holds_the_package_its_data_and_the_page(wheel: Path) -> None:
 
 
 def test_it_has_the_same_bytes_from_another_folder_at_another_time(wheel: Path, tmp_path: Path) -> None:
-    """By `python -m build`, of a copy whose files are as old as it is."""
+    """Runs `python -m build` on a copy whose files have other times."""
     copy = tmp_path / "elsewhere"
     listed = run("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     page = [path.relative_to(ROOT) for path in (ROOT / "web" / "dist").rglob("*") if path.is_file()]
@@ -73,10 +75,10 @@ def test_it_has_the_same_bytes_from_another_folder_at_another_time(wheel: Path, 
 
 
 class Bare:
-    """A virtual environment with the wheel, and of the packages that are installed here what the wheel says
-    that its extras need; away from the repository.
+    """A virtual environment away from the repository, with the wheel and those of the packages installed here
+    that its extras require.
 
-    To link packages saves the 40 CPU seconds in which pip downloads them, unpacks and compiles them.
+    Linking the packages saves the 40 CPU seconds in which pip would download, unpack and compile them.
     """
 
     def __init__(self, folder: Path, wheel: Path) -> None:
@@ -100,7 +102,7 @@ class Bare:
         return run(self._interpreter, *arguments, env=self.environment, cwd=self.folder)
 
     def add(self, *extras: str) -> None:
-        """What the wheel needs with these extras."""
+        """Add the packages that the wheel requires with these extras."""
         for extra in extras:
             self._link_needs(self._wheel, extra)
 

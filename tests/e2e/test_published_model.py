@@ -1,4 +1,4 @@
-"""From a file that others made to an answer, with a model that has learnt something."""
+"""From a published file to an answer, with a trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nearfar build --quality`: what a model loses by its quantization, on a text that it never saw."""
+"""`nearfar build --quality`: the loss by quantization on text that the calibration never saw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.cli.inspect import read_tensors
 from tests.shared_data import shared_data
 from tests.support.commands import nearfar
@@ -24,7 +24,7 @@ MODEL = ("models", "classics-1M")
 
 
 def build(out: Path, *more: object) -> None:
-    """For mlx, which compiles nothing."""
+    """Build for mlx, which compiles nothing."""
     done = nearfar("build", shared_data(*MODEL), "--target", "mlx", *more, "-o", out)
     assert done.returncode == 0, done.stderr
 
@@ -32,19 +32,19 @@ def build(out: Path, *more: object) -> None:
 @cache
 def loss(out: Path) -> float:
     """Perplexity of an artifact's weights."""
-    packed = open_source(BuildOptions(str(out / "mlx"), out)).packed
-    assert packed is not None
+    quantized = open_source(BuildOptions(str(out / "mlx"), out)).quantized
+    assert quantized is not None
     plain = open_checkpoint(shared_data(*MODEL))
     model = transformers.AutoModelForCausalLM.from_pretrained(plain.path, dtype=torch.float32).eval()
     quality.with_weights(
-        model, {name: packed.weights(name, 0, plain.shapes[name][0]) for name in packed.tensors}
+        model, {name: quantized.weights(name, 0, plain.shapes[name][0]) for name in quantized.tensors}
     )
     return quality.perplexity(model, quality.windows(plain.path, shared_data("text", "heldout.txt"), 20))
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text of one's own, some 6,000 tokens."""
+    """A calibration text of the user, of about 6,000 tokens."""
     file = tmp_path_factory.mktemp("text") / "mine.txt"
     book = shared_data("text", "classics", "Kenneth Grahame", "The Wind in the Willows.md")
     file.write_text(book.read_text(encoding="utf-8")[:24_000], encoding="utf-8")
@@ -52,7 +52,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Makes:
-    """Artifacts by how they were asked for, each made once."""
+    """Artifacts by their options, each built once."""
 
     def __init__(self, root: Path, text: Path) -> None:
         self._root, self._text = root, text
@@ -69,7 +69,7 @@ class Makes:
 
 @pytest.fixture(scope="module")
 def makes(tmp_path_factory: pytest.TempPathFactory, own: Path) -> Makes:
-    """Calibrated with a text of one's own, unless "shipped" stands among the words."""
+    """Artifacts calibrated with the user's text, unless "shipped" is among the options."""
     return Makes(tmp_path_factory.mktemp("made"), own)
 
 
@@ -110,7 +110,7 @@ def test_few_bits_say_what_would_be_better(tmp_path: Path, asked: tuple[str, ...
 
 
 def test_bits_are_where_they_cost_least(makes: Makes) -> None:
-    """At the size of 3 bits in groups of 64, scales included; and below a size in bytes."""
+    """Tests the size of 3 bits in groups of 64, scales included, and a limit in bytes."""
     mixed = makes("--bits", 3.5, "--quality", "good")
     assert loss(mixed) < loss(makes(*GOOD))
     matrices = [m for m in quantization(mixed)["matrices"] if "reason" not in m]

@@ -28,11 +28,11 @@ pytestmark = pytest.mark.skipif(
 STREAMS = 20
 TOKENS = 199
 BEGUN = 0.05
-"""CPU seconds after which a replica computes answers: its share of them takes some 0.2."""
+"""CPU seconds after which a replica counts as computing answers: its share of them takes about 0.2."""
 
 
 class RayServer:
-    """`nearfar serve --ray` with two replicas on a Ray of its own."""
+    """`nearfar serve --ray` with two replicas, on a Ray cluster of its own."""
 
     def __init__(self, artifact: Path) -> None:
         arguments = ["--threads", "1", "--replicas", "2", "--cpus-per-replica", "0.1", "--port", "0"]
@@ -44,7 +44,7 @@ class RayServer:
         self.url = found[1]
 
     def replicas(self) -> list[psutil.Process]:
-        """Processes of the engine's replicas."""
+        """The processes of the engine's replicas."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if "ServeReplica:nearfar:Engine" in " ".join(child.cmdline())]
 
@@ -64,7 +64,7 @@ def server(built: Built) -> Iterator[RayServer]:
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, object], started: asyncio.Event) -> str:
-    """The text of an answer, and that it came whole and without an error."""
+    """The text of an answer, after checking that it is complete and without an error."""
     lines, text = [], ""
     async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
         assert response.status_code == 200
@@ -78,13 +78,13 @@ async def stream(client: httpx.AsyncClient, body: dict[str, object], started: as
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """What a process has computed so far."""
+    """CPU seconds of a process so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def golden() -> str:
-    """What the greedy streams have to say."""
+    """The expected text of the greedy streams."""
     return shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8").strip()
 
 
@@ -146,7 +146,9 @@ def test_the_killed_replica_is_replaced_and_prompts_go_where_they_are_known(serv
 
 
 async def test_a_server_told_to_end_answers_first_however_long_it_takes(server: RayServer) -> None:
-    """Longer than the 3 s after which Ray's native handler of signals would abort the process."""
+    """The answer takes longer than the 3 s after which Ray's native signal handler would abort the
+    process.
+    """
     body = {"model": "stories260K", "prompt": [1], "max_tokens": TOKENS, "temperature": 0}
     started = asyncio.Event()
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:

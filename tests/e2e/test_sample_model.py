@@ -1,4 +1,4 @@
-"""What the sample model is said to be able to do (examples/sample-model/README.md), it does."""
+"""The sample model has the abilities that examples/sample-model/README.md lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 def test_it_answers_what_it_was_not_taught(
     built: Built, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    """At 4 bits, greedily: at least 95 of the 100 questions that training never saw."""
+    """At 4 bits, greedily: at least 95 of 100 questions that training never saw are answered correctly."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from sample.questions import held_out
 

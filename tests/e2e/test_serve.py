@@ -1,4 +1,4 @@
-"""`nearfar serve` as a process: what it prints, answers, refuses, and how it ends."""
+"""`nearfar serve` as a process: its output, answers, rejections, and how it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.artifacts import Built
 from tests.support.proxy import Proxy
 
 PATIENCE = 240
-"""Seconds after which a test has failed that waits for a process or an answer, on a busy machine too."""
+"""Seconds after which a test that waits for a process or an answer fails, also on a busy machine."""
 
 
 class Process:
@@ -43,7 +43,7 @@ class Process:
         self.url = found[1]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal; the exit status."""
+        """Send a signal; gives the exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE)
 
@@ -151,7 +151,8 @@ def test_a_front_starts_before_the_servers_behind_it(serve: Serve) -> None:
 def test_sigterm_lets_streams_finish_and_a_deadline_ends_them(serve: Serve, artifact: Path) -> None:
     for drain, finished in (("120", True), ("0", False)):
         server = serve(artifact, "--threads", "1", "--drain", drain, "--log-format", "json")
-        body = {**BODY, "max_tokens": 500, "stream": True, "ignore_eos": True, "logprobs": 20, "n": 4}
+        count = 120 if finished else 500
+        body = {**BODY, "max_tokens": count, "stream": True, "ignore_eos": True, "logprobs": 20, "n": 4}
         lines = []
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as response:
             for line in response.iter_lines():

@@ -1,4 +1,4 @@
-"""What `make setup` runs before there is a virtual environment."""
+"""The commands that `make setup` runs before there is a virtual environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSTALL = ROOT / "scripts" / "apt_install.sh"
 
 @pytest.fixture(params=LOCKS)
 def held(request: pytest.FixtureRequest) -> Iterator[IO[str]]:
-    """One of apt's locks, held as another apt would; closing the file frees it."""
+    """One of apt's locks, held as by another apt process; closing the file releases it."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("installing Debian packages takes apt and root")
     with LOCKS[request.param].open("a") as file:

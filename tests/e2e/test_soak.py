@@ -1,8 +1,7 @@
-"""Mixed traffic for a while, wrong and abandoned requests among it; then the server holds what it held
+"""Mixed traffic for a while, with wrong and abandoned requests; afterwards the server holds what it held
 before.
 
-NEARFAR_SOAK_SECONDS is how long the traffic lasts; by default so long that every kind of request comes many
-times.
+NEARFAR_SOAK_SECONDS is the duration of the traffic; by default every kind of request comes many times.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ SECONDS = float(os.environ.get("NEARFAR_SOAK_SECONDS", "9"))
 MODEL = "stories260K"
 CLIENTS = 12
 GROWTH = 48 << 20
-"""Bytes that all processes together may have grown: the allocators' arenas settle, a leak of the KV
-cache's size shows.
+"""The most bytes by which all processes together may grow: the allocators' arenas settle, while a leak of the
+KV cache's size would show.
 """
 
 REFUSED: list[dict[str, Any]] = [
@@ -49,7 +48,7 @@ REFUSED: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Held:
-    """What the server and its child processes hold. `tasks`: asyncio's, in the server."""
+    """Resources that the server and its child processes hold. `tasks`: asyncio's, in the server."""
 
     processes: int
     handles: int
@@ -74,7 +73,7 @@ class Soaked:
         return found
 
     def held(self) -> Held:
-        """Now."""
+        """The resources held now."""
         tasks = self.stats()["tasks"]
         server = psutil.Process(self.process.process.pid)
         family = [server, *server.children(recursive=True)]
@@ -110,7 +109,7 @@ def soaked(tmp_path: Path) -> Iterator[Soaked]:
 
 
 async def one(client: httpx.AsyncClient, r: random.Random) -> str:
-    """One request of some kind; says how it ended."""
+    """Send one request of some kind; says how it ended."""
     kind = r.choices(
         ["stream", "whole", "leave", "wrong", "stranger", "grammar", "embed"], [6, 4, 5, 3, 1, 2, 1]
     )[0]
@@ -145,9 +144,7 @@ async def one(client: httpx.AsyncClient, r: random.Random) -> str:
 
 
 async def streamed(client: httpx.AsyncClient, body: dict[str, Any], leaves: int | None) -> int:
-    """A streamed answer; with `leaves` its client goes after so many events, the answer being longer than
-    that.
-    """
+    """Read a streamed answer; with `leaves` the client leaves after this many events of a longer answer."""
     lines: list[str] = []
     if leaves is not None:
         body = {**body, "max_tokens": 300, "ignore_eos": True}
@@ -163,7 +160,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any], leaves: int 
 
 
 async def traffic(url: str, key: str, seconds: float, seed: int) -> Counter[str]:
-    """Several clients for so long."""
+    """Run several clients for `seconds`."""
     end = time.monotonic() + seconds
     ends: Counter[str] = Counter()
     headers = {"Authorization": f"Bearer {key}"}
@@ -182,7 +179,9 @@ async def traffic(url: str, key: str, seconds: float, seed: int) -> Counter[str]
 
 
 def settled(soaked: Soaked, seconds: float = 15) -> dict[str, Any]:
-    """The figures once nothing is under way; fails with them if that does not come."""
+    """Wait until no request is under way, and give the figures then; fails with the figures if that takes too
+    long.
+    """
     deadline = time.monotonic() + seconds
     while True:
         stats = soaked.stats()

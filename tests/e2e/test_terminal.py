@@ -1,4 +1,4 @@
-"""`nearfar` as a person has it in a terminal, and as a script has it in a pipe."""
+"""`nearfar` as a person uses it in a terminal, and as a script uses it in a pipe."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nearfar(*arguments: object, stdin: bytes = b"", **environment: str) -> subpr
 
 
 def asked(text: str, count: int) -> bool:
-    """Whether so many prompts wait or were answered, and the last one waits."""
+    """Whether `count` prompts have been shown, and the last one waits for input."""
     return text.count("›") >= count and text.splitlines()[-1].startswith("›")
 
 
@@ -166,7 +166,7 @@ def test_a_response_as_json(model: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked_for(arguments: list[str], message: str, tmp_path: Path) -> None:
-    """Said before a model is looked for, and so before it is downloaded, built or loaded."""
+    """The error comes before a model is looked for, so before it is downloaded, built or loaded."""
     (tmp_path / "SCHEMA").write_text('{"type": "array", "uniqueItems": true}')
     words = [str(tmp_path / word) if word == "SCHEMA" else word for word in arguments]
     done = commands.nearfar("run", "no-model-is-needed", *words)

@@ -1,4 +1,4 @@
-"""How long the fuzz tests look: NEARFAR_FUZZ times what `make test` does (see `make fuzz`)."""
+"""The effort of the fuzz tests: NEARFAR_FUZZ times that of `make test` (see `make fuzz`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 
 
 def effort(examples: int = 100) -> settings:
-    """Hypothesis settings: `examples` in `make test`, NEARFAR_FUZZ times as many in `make fuzz`; the same
-    ones each time in the first.
+    """Hypothesis settings: `examples` in `make test`, the same ones each time; NEARFAR_FUZZ times as many in
+    `make fuzz`.
     """
     times = int(os.environ.get("NEARFAR_FUZZ", "1"))
     return settings(

@@ -1,4 +1,4 @@
-"""Strange JSON: values of a document replaced, removed or repeated anywhere."""
+"""Strange JSON: values anywhere in a document are replaced, removed or repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REMOVED = object()
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of everything in a document but the document itself."""
+    """The paths of all values in a document, except the document itself."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = [path] if path else []
     return found + [place for key, item in items for place in places(item, (*path, key))]
@@ -33,7 +33,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutants(draw: st.DrawFn, document: dict[str, Any], keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A copy with one to three changes; also of `keys` that it does not have."""
+    """A copy with one to three changes, which may also add `keys` that the document lacks."""
     made = copy.deepcopy(document)
     for place in draw(
         st.lists(st.sampled_from([*places(document), *((key,) for key in keys)]), min_size=1, max_size=3)

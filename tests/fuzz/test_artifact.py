@@ -1,5 +1,5 @@
-"""Manifests, plans and files of an artifact: read as they are, or refused; never anything else, and never
-in silence.
+"""Manifests, plans and files of an artifact are read as they are or rejected with a message; nothing else
+happens.
 """
 
 from __future__ import annotations

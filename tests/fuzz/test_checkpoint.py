@@ -1,4 +1,4 @@
-"""Checkpoints as they come from a hub: headers of weights, configs, tokenizer settings."""
+"""Untrusted checkpoints: headers of weights, configs, tokenizer settings."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def test_a_header_that_safetensors_refuses_is_refused(header: str, count: int, m
 
 
 def entry_bytes(entries: dict[str, Any]) -> int:
-    """What the shapes and dtypes of the tensors need."""
+    """Bytes that the tensors need by their shapes and dtypes."""
     return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries.values())
 
 
 @functools.cache
 def model() -> Path:
-    """A checkpoint to spoil."""
+    """A valid checkpoint, which the tests damage."""
     return Path(shutil.copytree(SAMPLE, Path(tempfile.mkdtemp()) / "model"))
 
 
@@ -128,9 +128,7 @@ FILES = (
 
 @st.composite
 def spoiled(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A file of the checkpoint with other contents: other values, other bytes, or something else
-    altogether.
-    """
+    """A file of the checkpoint with other content: other values, other bytes, or something unrelated."""
     name = draw(st.sampled_from(FILES))
     path = SAMPLE / name
     document = (

@@ -1,4 +1,4 @@
-"""GGUF files as they come from a hub: bytes of the header changed, cut, or lying."""
+"""Untrusted GGUF files: bytes of the header are changed, cut, or give wrong values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nearfar.errors import CheckpointError, NearfarError
 from nearfar.step.reading import read_model
 from tests.fuzz.effort import effort
 from tests.support import gguf_files
-from tests.support.packed import CONFIG, weights, write
+from tests.support.quantized import CONFIG, weights, write
 
 ABSURD = (0, 1, 2, 255, 2**31 - 1, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
 
@@ -44,7 +44,7 @@ def whole() -> bytes:
 
 @functools.cache
 def header_bytes() -> int:
-    """Where the tensors begin."""
+    """The offset at which the tensors begin."""
     return min(tensor.entry.offset for tensor in parsed(whole()).tensors.values())
 
 
@@ -57,7 +57,7 @@ def parsed(data: bytes) -> Any:
 
 
 def look(data: bytes) -> None:
-    """Open it and read rows of everything: nothing but our own errors may come of it."""
+    """Open the file and read rows of everything; only our own errors may be raised."""
     with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
         file = Path(folder) / "x"
         file.write_bytes(data)
@@ -65,8 +65,8 @@ def look(data: bytes) -> None:
             source = open_source(BuildOptions(str(file), Path(folder) / "out", targets=("mlx",)))
             for name in source.checkpoint.entries:
                 source.checkpoint.read(name, 1, 3)
-            for name in source.packed.tensors if source.packed else ():
-                source.packed.weights(name, 1, 3)
+            for name in source.quantized.tensors if source.quantized else ():
+                source.quantized.weights(name, 1, 3)
         except NearfarError:
             pass
 
@@ -94,12 +94,12 @@ HEAD = b"GGUF" + struct.pack("<I", 3)
 
 
 def string(text: bytes, length: int | None = None) -> bytes:
-    """As GGUF has it."""
+    """A string in GGUF's format."""
     return struct.pack("<Q", len(text) if length is None else length) + text
 
 
 def tensor(name: bytes, extents: tuple[int, ...], kind: int, offset: int) -> bytes:
-    """An entry of the header."""
+    """A tensor's entry in the header."""
     sizes = struct.pack(f"<I{len(extents)}Q", len(extents), *extents)
     return string(name) + sizes + struct.pack("<IQ", kind, offset)
 

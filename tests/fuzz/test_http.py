@@ -1,6 +1,4 @@
-"""Raw bytes to a real server: whatever comes, it answers or closes, logs one clean line, and works
-afterwards.
-"""
+"""Raw bytes sent to a real server: it answers or closes, logs one clean line, and works afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +20,13 @@ from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import TextFormatter
+from nearfar.fallback_server.http.passing import FORMS
+from nearfar.remote.server import CHAT, NATIVE
+from scripts.server_fields import PATHS, rows
 from tests.fuzz.effort import effort
+from tests.support.bodies import BASES
+from tests.support.clouds import DONE, STREAM, Cloud, described, listing, reply, said, usage
+from tests.support.fronts import opened_fronts
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
 LIMITS = ServerLimits(
@@ -30,8 +34,11 @@ LIMITS = ServerLimits(
 )
 
 
+http = httpx.Client()  # making one reads the certificates
+
+
 class Lines(logging.Handler):
-    """What a terminal would get."""
+    """Collects the lines that a terminal would get."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +73,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, log: Lines) -> Iterator[Run
 
 
 def exchange(server: RunningServer, request: bytes) -> bytes:
-    """All that comes back until the server closes, which it must do in time."""
+    """Send a request; gives everything that comes until the server closes, which it must do in time."""
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
         got = b""
         try:
@@ -85,12 +92,13 @@ def judge(server: RunningServer, log: Lines, answer: bytes) -> None:
         status = int(head.split(b" ", 2)[1])
         assert 200 <= status < 500, answer[:500]
         if status >= 400 and b"application/json" in head.lower():
-            assert json.loads(body)["error"]["message"]
+            error = json.loads(body)["error"]
+            assert error if isinstance(error, str) else error["message"]  # Ollama's are texts
     for line in log.lines:
         assert line.isprintable(), line
     log.lines.clear()
     service = server.app.state.service
-    assert httpx.get(f"{server.address}/health", headers={"Host": "localhost"}).status_code == 200
+    assert http.get(f"{server.address}/health", headers={"Host": "localhost"}).status_code == 200
     for _ in range(400):
         if not (service.live or service.admission.requests or service.admission.under_way("alice")):
             break
@@ -193,49 +201,125 @@ TREES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(
-    [
-        "model",
-        "prompt",
-        "messages",
-        "max_tokens",
-        "n",
-        "stop",
-        "logit_bias",
-        "cache_salt",
-        "priority",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "response_format",
-        "tools",
-        "input",
-        "dimensions",
-        "seed",
-        "\x1b[2J",
-    ]
-)
+SHORT: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 1},
+    "/v1/completions": {"max_tokens": 1},
+    "/v1/responses": {"max_output_tokens": 1},
+    "/v1/messages": {"max_tokens": 1},
+    "/api/chat": {"options": {"num_predict": 1}},
+    "/api/generate": {"options": {"num_predict": 1}},
+}
+"""What keeps the answers of a path short."""
+FIELDS = {
+    path: st.sampled_from([*sorted({row.path for row in rows(model)}), "\x1b[2J", "messages", "a.b"])
+    for path, model in PATHS.items()
+}
+"""The fields that a path knows, at their places, and some that no path knows."""
 
 
-@effort(60)
-@given(path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings"]),
-       changes=st.dictionaries(FIELDS, TREES, max_size=3))  # fmt: skip
-def test_any_body(server: RunningServer, log: Lines, path: str, changes: dict[str, Any]) -> None:
-    base: dict[str, Any] = {
-        "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
-        "/v1/embeddings": {"input": "Hi"},
-    }.get(path, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
-    body = json.dumps({"model": MODEL, **base, **changes}).encode()
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A path, and a request of it with up to three values of any type, at any places."""
+    path = draw(st.sampled_from(sorted(BASES)))
+    changes: dict[str, Any] = {}
+    for field in draw(st.lists(FIELDS[path], max_size=3)):
+        value = draw(TREES)
+        name, *inner = field.split(".")
+        for part in reversed(inner):
+            value = {part: value} if draw(st.booleans()) else [{part: value}]
+        changes[name] = value
+    return path, {"model": MODEL, **BASES[path], **SHORT.get(path, {}), **changes}
+
+
+def post(server: RunningServer, path: str, body: bytes, kind: str = "application/json") -> bytes:
+    """The answer to a whole request. (A client that closes its side counts as gone, so this one waits.)"""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: "
-        "Bearer secret\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nAuthorization: Bearer secret"
+        f"\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    end = f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    # A client that closes its side counts as gone, so this one waits for the answer.
     with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
-        connection.sendall((head + end).encode() + body)
+        connection.sendall(head.encode() + body)
         answer = b""
         while data := connection.recv(65536):
             answer += data
     assert answer
-    judge(server, log, answer)
+    return answer
+
+
+@effort(120)
+@given(asked=bodies())
+def test_any_body(server: RunningServer, log: Lines, asked: tuple[str, dict[str, Any]]) -> None:
+    path, body = asked
+    judge(server, log, post(server, path, json.dumps(body).encode()))
+
+
+RANKED = {"results": [], "model": "theirs", "usage": {"input_tokens": 2, "output_tokens": 3}}
+
+
+def upstream(path: str, body: dict[str, Any]) -> Iterator[bytes]:
+    """A server that lists every path that can be forwarded, each with a salt."""
+    if path == "/v1/models":
+        yield listing("theirs", "secret")
+    elif path == "/openapi.json":
+        yield reply("200 OK", described({name: ["model", "cache_salt", "priority"] for name in NATIVE}))
+    elif path == "/v1/chat/completions":
+        yield STREAM + said("Hi.") + said(finish="stop") + usage(3, 2) + DONE
+    elif path in NATIVE:
+        yield reply("200 OK", RANKED)
+    else:
+        yield reply("400 No", {"error": {"message": "not this one"}})
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    with Cloud(upstream) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory, log: Lines, cloud: Cloud) -> Iterator[RunningServer]:
+    keys = tmp_path_factory.mktemp("front") / "keys.toml"
+    add_key(keys, Key("alice", hashed("secret")))
+    options = AppOptions(LIMITS, KeyStore(keys), hosts=("localhost",))
+    with opened_fronts() as fronts:
+        server, _ = fronts(cloud, (MODEL,), options)
+        yield server
+
+
+PART = st.tuples(
+    st.sampled_from([b'name="model"', b'name="file"; filename="a"', b'name="prompt"', b"name=model", b""]),
+    st.sampled_from([MODEL.encode(), b"secret", b"\x00\xff", b"--x", b'name="model"', b""]),
+).map(lambda part: b"--x\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % part)
+NAMED = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n' % MODEL.encode()
+PARTS = st.lists(PART, max_size=2).map(b"".join)
+ENDS = st.sampled_from([b"--x--\r\n", b"--x", b""])
+FORM = st.tuples(PARTS, st.sampled_from([b"", NAMED]), PARTS, ENDS).map(b"".join)
+JSON_PATHS = sorted(set(NATIVE) - set(FORMS))
+
+
+@st.composite
+def forwarded(draw: st.DrawFn) -> tuple[str, bytes, str]:
+    """A path of a front, a body, and its type."""
+    if draw(st.booleans()):
+        path, body = draw(bodies())
+        return draw(st.sampled_from([path, *JSON_PATHS])), json.dumps(body).encode(), "application/json"
+    return draw(st.sampled_from(FORMS)), draw(FORM), "multipart/form-data; boundary=x"
+
+
+@effort(120)
+@given(asked=forwarded())
+def test_any_body_in_front_of_another_server(
+    front: RunningServer, cloud: Cloud, log: Lines, asked: tuple[str, bytes, str]
+) -> None:
+    judge(front, log, post(front, *asked))
+    salts = {body.get("cache_salt") for path, body in cloud.asked if path in (*JSON_PATHS, CHAT)}
+    sent = [(path, body) for path, body in cloud.asked if path not in ("/v1/models", "/openapi.json")]
+    cloud.asked.clear()
+    for path, body in sent:
+        if path in FORMS:
+            assert b'name="model"\r\n\r\ntheirs\r\n' in body["form"], body
+            assert b'name="model"\r\n\r\nsecret' not in body["form"], body
+        else:
+            assert body["model"] == "theirs", (path, body)
+    # A client chooses neither another tenant's salt nor none.
+    assert all(isinstance(salt, str) and len(salt) >= 32 for salt in salts), salts

@@ -1,5 +1,5 @@
-"""What a caller or a file may give the hybrid client: a policy or hints of the right types, or an error of
-ours.
+"""Policies and hints from callers and files give a policy or hints of the right types, or one of
+our errors.
 """
 
 from __future__ import annotations

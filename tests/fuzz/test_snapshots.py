@@ -1,4 +1,4 @@
-"""Snapshots from a stranger, checksum and all: refused by name, or the answer is the one without them."""
+"""Untrusted snapshots with a valid checksum are rejected with a message, or do not change the answer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def written() -> tuple[dict[str, Any], bytes, list[int]]:
 
 
 def signed(header: dict[str, Any], body: bytes) -> bytes:
-    """The file of a header and a body, with the checksum that belongs to it."""
+    """The file of a header and a body, with a valid checksum."""
     metadata = header.get("__metadata__")
     sign = isinstance(metadata, dict) and "sha256" in metadata
     if sign:
@@ -94,7 +94,7 @@ def signed(header: dict[str, Any], body: bytes) -> bytes:
 
 
 async def load(data: bytes) -> list[int] | None:
-    """The answer with a snapshot, None where it is refused. Then nothing may have changed."""
+    """The answer with a snapshot; None if it is rejected. In that case nothing may have changed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.snap")
         path.write_bytes(data)

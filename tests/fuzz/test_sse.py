@@ -1,4 +1,4 @@
-"""A hostile cloud, over a real socket: whatever it sends, callers see answers or the project's errors, in
+"""A hostile cloud over a real socket: whatever it sends, callers get answers or the project's errors, in
 bounded memory.
 """
 
@@ -76,7 +76,9 @@ LINES = [
 
 
 class Rig:
-    """A hostile cloud, and both who call clouds: the hybrid client, and the server's engine for upstreams."""
+    """A hostile cloud, and both callers of clouds: the hybrid client, and the server's engine for
+    upstreams.
+    """
 
     def __init__(self) -> None:
         self.reply: Iterable[bytes] = ()
@@ -97,7 +99,7 @@ class Rig:
         self.cloud.__exit__()
 
     def answers(self, *parts: bytes) -> list[str]:
-        """The text that each of the callers has, or the name of its error. Any other exception is a fault."""
+        """The text that each caller gets, or the name of its error. Any other exception fails the test."""
         self.reply = parts
         return [
             self.runner.run(self._hybrid()),
@@ -196,9 +198,10 @@ def test_a_whole_answer_is_read(rig: Rig) -> None:
 
 
 def test_a_cut_at_every_byte(rig: Rig) -> None:
-    """Before the end of its answer a cut is an error, after it is none. Bytes in two parts are not a cut.
+    """A cut before the end of an answer is an error, a cut after it is not. Bytes that come in two parts are
+    not a cut.
 
-    Every second byte; every one in `make fuzz`.
+    Tests every second byte; `make fuzz` tests every byte.
     """
     end = WHOLE.index(b"\n\n", WHOLE.index(b'"stop"')) + 2
     for at in range(0, len(WHOLE), 2 if effort().max_examples == 100 else 1):
@@ -224,7 +227,9 @@ def test_any_lines(rig: Rig, lines: list[bytes]) -> None:
 @effort(150)
 @given(st.lists(record, max_size=3))
 def test_any_json(rig: Rig, records: list[Any]) -> None:
-    """Records include what JSON lacks but Python writes and reads: NaN, infinities, lone surrogates."""
+    """Records include values that JSON lacks but Python writes and reads: NaN, infinities, lone
+    surrogates.
+    """
     rig.answers(STREAM + b"".join(event(one) for one in records) + said(finish="stop") + DONE)
 
 
@@ -247,7 +252,7 @@ def test_any_list_of_models_and_any_vectors(rig: Rig, listed: Any, embedded: Any
 
 @pytest.mark.parametrize("kind", ["line", "data lines", "comment", "error"])
 def test_memory_is_bounded(rig: Rig, kind: str) -> None:
-    """200 MB are not kept, whatever they are."""
+    """200 MB of any kind are not kept in memory."""
     mega = b"x" * 10**6
     part = {"line": mega, "data lines": b"data: x\n" * 10**5, "comment": b":" + mega, "error": mega}[kind]
     head = {"line": STREAM + b"data: ", "error": b"HTTP/1.1 400 Bad\r\nConnection: close\r\n\r\n"}.get(

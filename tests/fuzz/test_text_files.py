@@ -1,6 +1,4 @@
-"""Tokenizers, their configs and chat templates from a stranger: they work, or are refused by an error with
-a message.
-"""
+"""Untrusted tokenizers, their configs and chat templates work, or are rejected with a message."""
 
 from __future__ import annotations
 
@@ -103,7 +101,7 @@ def tokenizer_files() -> tuple[dict[str, Any], ...]:
 
 
 def use(folder: Path) -> None:
-    """Open the files and do everything that a request does. Errors with a message are fine, others are
+    """Open the files and do everything that a request does. Errors with a message are allowed, others are
     not.
     """
     with contextlib.suppress(NearfarError):
@@ -119,7 +117,7 @@ def use(folder: Path) -> None:
 
 
 def altered(data: st.DataObject, value: Any) -> Any:
-    """A JSON value with one to three places changed: near the top as often as in the long lists."""
+    """A JSON value with one to three changes, near the top as often as in the long lists."""
     made = copy.deepcopy(value)
     for _ in range(data.draw(st.integers(1, 3))):
         place = made

@@ -1,1 +1,1 @@
-"""Forty bugs that a person might write, each as a patch, and the tests that catch them: `make mutations`."""
+"""Forty bugs that a person might write, each as a patch, and the tests that catch it: `make mutations`."""

@@ -2,8 +2,8 @@
 
     python -m tests.mutations [--only NAME …] [--list] [--every] [--clean] [--turns all|N] [--markdown FILE]
 
-Exit codes: 0, all were caught; 1, some survived, which are named; 2, a patch does not apply any more, or a
-selection says nothing (it does not exist, does not import, hangs): the file to change is named.
+Exit codes: 0: all mutations were caught; 1: some survived, and are named; 2: a patch no longer applies, or a
+selection gives no result (it does not exist, does not import, or hangs), and the file to change is named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support import turns
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one mutation; `problem`: why that cannot be said."""
+    """The result of one mutation. `problem`: why there is no verdict."""
 
     mutation: Mutation
     failed: tuple[str, ...]
@@ -38,14 +38,14 @@ class Result:
 
     @property
     def told(self) -> str:
-        """For the table."""
+        """The result as a cell of the table."""
         if self.problem is not None:
             return "NOT KNOWN, see below"
         return self.failed[0] if self.failed else "no test fails"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command; gives the exit code."""
     asked = _parser().parse_args(arguments)
     try:
         mutations = _wanted(read_all(), asked.only)
@@ -133,7 +133,7 @@ def _print(result: Result) -> None:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The table, test functions without their parameters."""
+    """The table; test functions are listed without their parameters."""
     rows = ["| mutation | what it breaks | caught by |", "|---|---|---|"]
     for result in results:
         tests = dict.fromkeys(re.sub(r"(\.py::\w+)\[.*", r"\1", test) for test in result.failed)
@@ -143,7 +143,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def _verdict(results: Sequence[Result], clean: bool) -> int:
-    """Say what came of all, and give the exit code."""
+    """Print the verdict over all results; gives the exit code."""
     problems = [result for result in results if result.problem is not None]
     said = [result for result in results if result.problem is None]
     wrong = [result for result in said if bool(result.failed) is clean]

@@ -32,7 +32,7 @@ class PatchError(Exception):
 
 @dataclass(frozen=True)
 class Selection:
-    """Tests of a file: arguments of pytest or of vitest."""
+    """Tests of one file: arguments of pytest or of vitest."""
 
     path: str
     options: tuple[str, ...] = ()
@@ -56,9 +56,11 @@ class Mutation:
     catch: tuple[Selection, ...]
     builds_web: bool
     files: tuple[str, ...]
-    """What it changes, from the repository's root on."""
+    """Paths of the changed files in the repository."""
     lines: int
-    """Lines of the program that it changes: as many as it removes, or adds where these are more."""
+    """The number of changed lines of the program: the removed ones, or the added ones where these
+    are more.
+    """
 
     @property
     def name(self) -> str:
@@ -72,7 +74,7 @@ def read_all(folder: Path = FOLDER) -> list[Mutation]:
 
 
 def read(file: Path) -> Mutation:
-    """A mutation; PatchError where its header or its diff is not one."""
+    """Read a mutation. Raises PatchError where its header or its diff is invalid."""
     head, mark, diff = file.read_text(encoding="utf-8").partition(_DIFF)
     if not mark:
         raise PatchError(f"{file}: there is no line that begins with {_DIFF!r}: write the diff of git there")
@@ -113,7 +115,7 @@ def _selection(file: Path, line: str) -> Selection:
 
 
 def _changed(diff: str) -> int:
-    """By stretches of lines that go and come: a line that is replaced counts once."""
+    """Count changed lines by hunks of removed and added lines: a replaced line counts once."""
     count = removed = added = 0
     for line in [*diff.splitlines(), " "]:
         if line.startswith(("---", "+++")):

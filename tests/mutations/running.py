@@ -1,4 +1,4 @@
-"""Runs a selection of tests, and says what they found."""
+"""Runs a selection of tests, and reports the failed tests."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from pathlib import Path
 from tests.mutations.patches import Selection
 
 SECONDS = 900
-"""A selection that takes longer hangs: a mutation that makes a test wait for ever is not caught by it."""
+"""Seconds after which a selection counts as hanging: a mutation that makes a test wait for ever is not caught
+by that test.
+"""
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+::[^\s\[]+(?:\[.*?\])?)(?: - (.*))?$", re.MULTILINE)
 _NOT_IMPORTED = ("ImportError", "ModuleNotFoundError", "SyntaxError", "NameError", "IndentationError")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The tests that failed. `problem`: why the selection says nothing, where it does not."""
+    """The tests that failed. `problem`: why the selection gives no result."""
 
     failed: tuple[str, ...] = ()
     problem: str | None = None
 
 
 def run(selection: Selection, tree: Path, environment: Mapping[str, str]) -> Outcome:
-    """The tests of a selection in a tree, up to the first that fails."""
+    """Run the tests of a selection in a tree, up to the first failure."""
     command, folder = _vitest(selection, tree) if selection.is_web else _pytest(selection, tree)
     try:
         done = subprocess.run(
@@ -53,7 +55,7 @@ def _vitest(selection: Selection, tree: Path) -> tuple[list[str], Path]:
 
 
 def of_pytest(selection: Selection, code: int, printed: str, told: str) -> Outcome:
-    """By pytest's exit code: 0, all passed; 1, tests failed; anything else is not an answer."""
+    """Interpret pytest's exit code: 0: all passed; 1: tests failed; any other code gives no result."""
     if code == 0 and " passed" not in printed and not re.search(r"^[sxX]*\.", printed, re.MULTILINE):
         return Outcome(problem=f"{selection} ran no test, all are skipped here: {told}")
     if code == 0:
@@ -69,7 +71,7 @@ def of_pytest(selection: Selection, code: int, printed: str, told: str) -> Outco
 
 
 def _of_vitest(selection: Selection, report: Path, told: str) -> Outcome:
-    """A file that cannot be loaded has no tests, and counts for nothing."""
+    """Interpret vitest's report: a file that cannot be loaded has no tests, and gives no result."""
     try:
         files = json.loads(report.read_text(encoding="utf-8"))["testResults"]
     except FileNotFoundError:

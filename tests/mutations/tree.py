@@ -1,4 +1,4 @@
-"""A copy of the repository that mutations are applied to, one at a time."""
+"""A copy of the repository to which mutations are applied one at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 
 class Tree:
-    """A worktree of git with what was not committed, too."""
+    """A git worktree that also has the uncommitted changes."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "tree"
@@ -23,7 +23,7 @@ class Tree:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Tree]:
-        """The worktree in an empty folder, gone afterwards."""
+        """Make the worktree in an empty folder; it is removed afterwards."""
         tree = cls(folder)
         _git(ROOT, "worktree", "add", "--quiet", "--detach", str(tree.root), "HEAD")
         try:
@@ -43,7 +43,7 @@ class Tree:
                 shutil.copy2(ROOT / name, self.root / name)
 
     def _link_packages(self) -> None:
-        """What npm has installed, and the web package as it was built last."""
+        """Link npm's installed packages, and copy the web package as it was built last."""
         packages, built = ROOT / "web" / "node_modules", ROOT / "web" / "dist"
         if packages.exists():
             (self.root / "web" / "node_modules").symlink_to(packages.resolve())
@@ -52,7 +52,7 @@ class Tree:
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
-        """The tree with a mutation. PatchError where it does not apply."""
+        """Apply a mutation while the block runs. Raises PatchError where it does not apply."""
         try:
             _git(self.root, "apply", str(mutation.file))
         except subprocess.CalledProcessError as error:
@@ -70,7 +70,7 @@ class Tree:
 
     @contextmanager
     def _built_anew(self, mutation: Mutation) -> Iterator[None]:
-        """Web/dist made of the mutated sources, where tests see the mutation there alone."""
+        """Build web/dist from the mutated sources, for mutations that tests see only there."""
         if not mutation.builds_web:
             yield
             return
@@ -86,7 +86,9 @@ class Tree:
             shutil.move(before, web / "dist")
 
     def _forget_compiled(self, mutation: Mutation) -> None:
-        """Python takes a file of the same size and second for the one that it has compiled."""
+        """Remove Python's compiled files: Python takes a changed file of the same size and second for the
+        compiled one.
+        """
         for name in mutation.files:
             file = self.root / name
             for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
@@ -94,7 +96,7 @@ class Tree:
 
 
 def environment(folder: Path, tree: Path, turns: str | None) -> dict[str, str]:
-    """What tests of a mutation run with: nothing that is compiled of mutated code stays for others."""
+    """The environment for tests of a mutation: nothing compiled from mutated code is kept for others."""
     given = {
         "PYTHONPATH": str(tree / "src"),
         "NEARFAR_KERNEL_CACHE": str(folder / "kernels"),

@@ -28,32 +28,32 @@ from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import SOFTWARE
-from tests.support.architectures import ON_GPUS
+from tests.support.architectures import CASES
 from tests.support.cases import Case
 from tests.support.parity import SMALL
 
 FUSED = "legalize"
-"""The pass before which all jobs are what they will be."""
+"""The pass before which all fusions of jobs are done."""
 
 
 @cache
 def model_of(case: Case) -> Model:
-    """As a build reads it, without a checkpoint."""
+    """The model of a case as a build reads it, without a checkpoint."""
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     return read_model(config.to_dict(), context=case.context).model
 
 
 @cache
 def jobs(dtype: Float) -> tuple[GraphJob, ...]:
-    """The different jobs of all architectures, in buckets of few rows and of many. `dtype`: of activations
-    and caches.
+    """The distinct jobs of all architectures, in buckets of few rows and of many. `dtype`: that of
+    activations and caches.
     """
     kernels = variant(SOFTWARE, "f16" if dtype == "float16" else "f32", vectors=False).kernels
-    return tuple(dict.fromkeys(job for case in ON_GPUS for job in _jobs(model_of(case), kernels, dtype)))
+    return tuple(dict.fromkeys(job for case in CASES for job in _jobs(model_of(case), kernels, dtype)))
 
 
 def _jobs(model: Model, kernels: Kernels, dtype: Float) -> list[GraphJob]:
-    """The jobs of a model's steps, in their order."""
+    """The jobs of a model's steps, in order."""
     matrices = {
         param.name: Matrix(param.n, param.k, 32, stack=param.stack)
         for param in model.step.params
@@ -89,14 +89,14 @@ def part_of(found: Iterable[GraphJob], part: int, parts: int) -> list[GraphJob]:
 
 
 def _family(job: GraphJob) -> tuple[object, ...]:
-    """What a job is but for the sizes and numbers in it: its rows, dtypes and flags."""
+    """A job without its sizes and numbers: its kind, rows, dtypes and flags."""
     values = {each.name: getattr(job, each.name) for each in dataclasses.fields(job)}
     told = (value if isinstance(value, bool | str) else value is None for value in values.values())
     return (job.kind, job.m, *told)
 
 
 def reads(case: Case) -> frozenset[tuple[str, str]]:
-    """The structure of a step's list: which kinds of operations read what which kinds have made."""
+    """The structure of a step's list: which kinds of operations read the results of which kinds."""
     listed = model_of(case).step.ops
     makers = {op.out: op.op for op in listed}
     return frozenset((makers[name], op.op) for op in listed for name in operation.reads(op) if name in makers)

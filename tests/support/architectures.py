@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of every architecture, made by transformers' own classes, with shapes that are odd.
+"""Tiny random checkpoints of every architecture, made by transformers' own classes, with odd shapes.
 
-A case is a line in a table: model_type, a name for the case, and what its config says. What is here is tested
-in every test that is parametrized by `CASES`; none of them names an architecture.
+A case is a line in a table: model_type, a name for the case, and the fields of its config. Every test that is
+parametrized by `CASES` runs each case; no test names an architecture.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 
 from tests.support import tiny
 from tests.support.cases import GLOBAL, LOCAL, MULTIPLIED, OWN, VOCAB, Case, case, inside
-from tests.support.recurrent_cases import RECURRENT, STATE_SPACES
+from tests.support.recurrent_cases import RECURRENT
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 10000.0}
 
 
 def longrope(pairs: int, **changes: Any) -> dict[str, Any]:
-    """Stretched from 40 positions on."""
+    """A LongRoPE section for a model whose original context has 40 positions."""
     short, long = [1.0 + 0.02 * i for i in range(pairs)], [1.0 + 0.3 * i for i in range(pairs)]
     return {
         "rope_type": "longrope", "short_factor": short, "long_factor": long, "rope_theta": 10000.0,
@@ -270,12 +270,12 @@ PATCHES = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
     "fullatt_block_indexes": [0],
 }  # fmt: skip
-"""A vision part with windows over patches, of one block."""
+"""A vision part of one block, with windows over patches."""
 VIT = {key: value for key, value in PIXTRAL.items() if key != "model_type"}
 
 
 def by_axis(*sections: int, **changes: Any) -> dict[str, Any]:
-    """A rotation by row, column and time of an image, with so many pairs each."""
+    """A rotation by row, column and time of an image; `sections`: the number of pairs of each axis."""
     return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections), **changes}
 
 
@@ -315,17 +315,17 @@ VISUAL = [
         {**PATCHES, "num_key_value_heads": 1},
     ),
 ]  # fmt: skip
-"""Text models within models that see: their lists are those of other cases but for names of tensors."""
+"""Text models within multimodal models: except for names of tensors, their lists equal those of
+other cases.
+"""
 
 
 ATTENDING: tuple[Case, ...] = (
     *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
     *COUSINS, *PARTS, *SEEING, *VISUAL,
 )  # fmt: skip
-"""Cases whose layers keep keys and values only: onnx builds no others."""
+"""Cases whose layers keep only keys and values: onnx builds no others."""
 CASES: tuple[Case, ...] = (*ATTENDING, *RECURRENT)
-ON_GPUS: tuple[Case, ...] = tuple(each for each in CASES if each not in STATE_SPACES)
-"""Cases that webgpu and vulkan build."""
 
 
 @cache
@@ -360,7 +360,7 @@ def make(case: Case, root: Path) -> Path:
 
 
 def _auto(case: Case) -> Any:
-    """What finds transformers' class."""
+    """The Auto class with which transformers opens the case."""
     import transformers
 
     return (
@@ -371,7 +371,9 @@ def _auto(case: Case) -> Any:
 
 
 def randomize(name: str, parameter: Any) -> None:
-    """Matrices that keep the size of what they are given, vectors near what the class has initialized."""
+    """Fill a parameter with random values: matrices keep the size of their inputs, vectors stay near their
+    initial values.
+    """
     import torch
 
     if "embed" in name:
@@ -383,18 +385,18 @@ def randomize(name: str, parameter: Any) -> None:
 
 
 def prompt(case: Case, count: int) -> list[int]:
-    """Random bytes."""
+    """A prompt of `count` random bytes."""
     seed = sum(map(ord, str(case))) + count
     return [int(token) for token in np.random.default_rng(seed).integers(0, 256, count)]
 
 
 @cache
 def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.ndarray]:
-    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]. Experts are computed one
-    by one: torch's grouped products take even widths alone.
+    """A function that gives transformers' logits of every token of a prompt, float32 [tokens, vocab]. Experts
+    are computed one by one, because torch's grouped products need even widths.
 
-    `attention`: transformers' implementation; over 8,000 tokens "sdpa", which knows no sinks and softcaps,
-    takes a fourth of the time.
+    `attention`: transformers' implementation. Above 8,000 tokens "sdpa", which supports neither sinks nor
+    softcaps, takes a quarter of the time.
     """
     import torch
 
@@ -412,5 +414,5 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
 
 
 def eager(case: Case) -> dict[str, str]:
-    """Options of transformers' from_pretrained for a case: experts one by one."""
+    """Options of transformers' from_pretrained for a case: experts are computed one by one."""
     return {"experts_implementation": "eager"} if case.experts else {}

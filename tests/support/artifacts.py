@@ -1,4 +1,6 @@
-"""Artifacts built once a test session by the real command, and what transformers says of the same weights."""
+"""Artifacts that are built once a test session by the real command, and transformers' answers with the same
+weights.
+"""
 
 import subprocess
 import sys
@@ -15,9 +17,9 @@ from tests.shared_data import shared_data
 
 BUCKETS = dict.fromkeys((("classics-7M", "q4"), ("stories260K", "none")))
 FEW = Buckets((1, 16))
-"""Sizes of steps by model and quantization: all that suit a target (None), those that all targets have, and
-for other models a few. To compile the kernels of a size takes 2 CPU seconds for the CPU, one for another
-target.
+"""Sizes of steps by model and quantization: None for all sizes that suit a target, or the sizes that all
+targets have; other models get a few. Compiling the kernels of one size takes 2 CPU seconds for the CPU, and
+one for any other target.
 """
 _FEWER = (
     "from functools import partial\n"
@@ -29,8 +31,8 @@ _FEWER = (
 
 
 def build_command(buckets: Buckets | None = None) -> list[str]:
-    """The command `nearfar build` as a process of its own. `buckets`: sizes of steps, for which it has no
-    option.
+    """The command that runs `nearfar build` in a process of its own. `buckets`: sizes of steps, for which the
+    command line has no option.
     """
     if buckets is None:
         return [sys.executable, "-m", "nearfar", "build"]
@@ -47,12 +49,12 @@ class Built:
         self._root = root
 
     def __call__(self, model: str, quant: str, *targets: str) -> Path:
-        """A model of the shared data; see `of`."""
+        """The artifacts of a model of the shared data; see `of`."""
         return self.of(shared_data("models", model), quant, *targets)
 
     def of(self, checkpoint: Path, quant: str, *targets: str) -> Path:
-        """Any checkpoint; told apart by its folder's name. It has these targets at least: all, where none is
-        named.
+        """The artifacts of any checkpoint, which is identified by its folder's name. At least the named
+        targets are built; without names, all targets.
         """
         out = self._root / f"{checkpoint.name}-{quant}"
         with FileLock(f"{out}.lock"):
@@ -81,7 +83,7 @@ class Built:
 
 
 class Reference:
-    """transformers in float32, on the weights that the quantized checkpoint stands for."""
+    """transformers in float32, on the weights that the quantized checkpoint represents."""
 
     def __init__(self, model: str, quant: str) -> None:
         transformers = pytest.importorskip("transformers")

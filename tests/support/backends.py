@@ -25,15 +25,20 @@ from tests.support.wasm_executor import open_wasm, require_node
 Array = npt.NDArray[Any]
 
 VARIANTS = {"vulkan": tuple(of[1] for of in paired(("vulkan",), ("vulkan-f32", "vulkan-f16")))}
-"""Devices of which more is run than the program that they would choose, in turns: software compiles the
-shaders of each precision for 60 CPU seconds. Kernels of both precisions run each time (test_gpu_kernels).
+"""Devices that run more programs than the one that they would choose. The programs run in turns, because a
+software GPU takes 60 CPU seconds to compile the shaders of each precision. Kernels of both precisions run
+each time (test_gpu_kernels).
 """
 
 WASM = {"wasm": 1, "wasm-threads": 3}
-"""The target wasm, which Python does not run: it runs in Node, on so many threads."""
+"""Backends of the target wasm, with their number of threads. Python does not run this target, so tests run it
+in Node.
+"""
 
 BACKENDS = (*(backend for name in device_names() for backend in VARIANTS.get(name, (name,))), *WASM)
-"""A target, with the precision of its program where it is not the device's to choose."""
+"""Names of all backends: a target, followed by the precision of its program where the device does not choose
+it.
+"""
 
 FAST = ("cpu", "wasm")
 """Backends on which an answer of a hundred tokens takes less than a CPU second; on the others 2 to 6."""
@@ -42,16 +47,19 @@ MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8":
 
 
 ON_SOFTWARE = ("webgpu", "vulkan")
-"""Targets that software plays in tests: a program of theirs takes seconds to compile, a long prompt too."""
+"""Targets that tests run on software GPUs: compiling a program and computing a long prompt take seconds."""
 SOFTWARE = [name for name in BACKENDS if name.partition("-")[0] in ON_SOFTWARE]
 SOME = {STEP_BUCKETS[1], *(rows for _, rows in paired(("",), (0, *STEP_BUCKETS[2:-1])))}
-"""Rows that steps can have there in this run, beside the fewest and the most. The second fewest always: two
-answers at once took steps of 64 rows without it, 200 CPU seconds in test_structured_output alone.
+"""Rows of the steps that artifacts for software GPUs have in this run, beside the fewest and the most. The
+second fewest are always among them: otherwise two answers at once took steps of 64 rows, 200 CPU seconds in
+test_structured_output alone.
 """
 
 
 class Lab:
-    """Artifacts by model and target, engines by model and backend. `folder`: for artifacts of fewer steps."""
+    """Artifacts by model and target, and engines by model and backend. `folder`: for artifacts with fewer
+    steps.
+    """
 
     def __init__(self, built: Built, folder: Path) -> None:
         self._built, self._folder = built, folder
@@ -62,8 +70,8 @@ class Lab:
         return self._built(*MODELS[model]) / target
 
     def _opened(self, model: str, target: str) -> Path:
-        """What engines open: for software that plays a GPU, an artifact with some of its five steps. To
-        compile the kernels of a step takes 2 to 5 CPU seconds, of each model, on each backend.
+        """The artifact that engines open. For a software GPU it has only some of the five step sizes:
+        compiling the kernels of one size takes 2 to 5 CPU seconds, for each model and backend.
         """
         whole = self.artifact(model, target)
         if target not in ON_SOFTWARE:
@@ -78,7 +86,7 @@ class Lab:
         return self._engines[model, backend]
 
     def open(self, model: str, backend: str, **options: Any) -> Engine:
-        """An engine of one's own, to be closed by the caller; skips where the device is absent."""
+        """Open an engine for one test, which closes it; skips where the device is absent."""
         require(backend)
         target, _, precision = backend.partition("-")
         path = self._opened(model, target)
@@ -93,7 +101,9 @@ class Lab:
 
 
 def with_some_steps(whole: Path, made: Path, sizes: Collection[int]) -> Path:
-    """An artifact in the folder `made` that has some steps of another: the fewest rows, the most, `sizes`."""
+    """Copy an artifact to the folder `made` with some of its steps: the fewest rows, the most, and
+    `sizes`.
+    """
 
     def fewer(manifest: dict[str, Any]) -> None:
         for program in manifest["programs"]:
@@ -130,13 +140,13 @@ def executor(engine: Engine) -> Executor:
 
 
 def kv_dtype(engine: Engine) -> str:
-    """Dtype of its cache."""
+    """The dtype of the engine's KV cache."""
     name = executor(engine).program_name
     return next(program.kv_dtype for program in engine.manifest.programs if program.name == name)
 
 
 def forget(engine: Engine, keep: int = 0) -> None:
-    """Empty the prefix cache but for the `keep` pages of each group that it would give up last."""
+    """Empty the prefix cache, except for the `keep` pages of each group that would be evicted last."""
     table = engine.asynchronous.core.scheduler.table
     for group, allocator in enumerate(table.allocators):
         while table.index.idle_count(group) > keep:
@@ -144,7 +154,7 @@ def forget(engine: Engine, keep: int = 0) -> None:
 
 
 def cached_pages(engine: Engine, tokens: Sequence[int]) -> list[int]:
-    """The pages of group 0 that the cache has of the longest known prefix of the tokens."""
+    """The pages of group 0 that hold the longest cached prefix of the tokens."""
     found = engine.asynchronous.core.scheduler.table.index.lookup(tokens, len(tokens))
     return [page for node in found if (page := node.pages[0]) is not None]
 
@@ -162,9 +172,9 @@ def last_logits(engine: Engine, tokens: Sequence[int]) -> Array:
 
 
 class Transformers(Reference):
-    """The reference of a model, with its logits, and with greedy tokens past the end token.
+    """The reference of a model, with its logits, and with greedy tokens beyond the end token.
 
-    What it says is kept: every backend asks for the same, which takes 5 CPU seconds.
+    Results are kept: every backend asks for the same ones, which take 5 CPU seconds.
     """
 
     def __init__(self, model: str, quant: str) -> None:

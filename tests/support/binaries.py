@@ -1,4 +1,4 @@
-"""Reads shared libraries of every system as far as a loader does: what they are, give and ask for."""
+"""Reads shared libraries of every system as far as a loader does: format, exported and imported symbols."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Binary:
 
 
 def binary(data: bytes) -> Binary:
-    """What a library is; ValueError where it is none."""
+    """Parse a shared library. Raises ValueError for other data."""
     if data[:4] == b"\x7fELF":
         return _elf(data)
     if data[:4] == b"\xcf\xfa\xed\xfe":

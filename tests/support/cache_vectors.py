@@ -17,7 +17,7 @@ def table(config: dict[str, Any]) -> SequenceTable:
 
 
 def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any] | None:
-    """Run one operation; the result as the vectors write it."""
+    """Run one operation; gives the result in the form of the vectors."""
     if op == "open":
         opened = table.open(args["tokens"])
         return None if opened is None else {"slot": opened.slot, "cached": len(opened.tokens)}
@@ -53,7 +53,9 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
 
 
 def state(table: SequenceTable) -> dict[str, Any]:
-    """The whole state as the vectors write it: of one group without a window plainly, else group by group."""
+    """The whole state in the form of the vectors: flat for one group without a window, else group
+    by group.
+    """
     if _plain(table):
         group = _group(table, 0)
         return {

@@ -1,4 +1,4 @@
-"""A tiny config of a model type, and what the tables of cases share."""
+"""The record of a tiny config of a model type, and the functions that make it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ VOCAB = 261  # the size of the byte tokenizer's vocabulary
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny config. `window`: the shortest of its windows, so that prompts can be longer."""
+    """A tiny config. `window`: the shortest of its windows, so that a prompt can be longer."""
 
     model_type: str
     name: str
     config: Mapping[str, Any] = field(hash=False)
     window: int | None = None
     context: int | None = None
-    """Positions that the build is asked for."""
+    """The context length that the build is asked for, in tokens; None for the model's own."""
     prompts: tuple[int, ...] = (9, 45)
-    """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
+    """Lengths of the prompts in tokens: below and beyond every window (and beyond the original context of a
+    stretched rope).
+    """
 
     @property
     def experts(self) -> bool:
-        """Whether some of its layers have experts, which not every target has."""
+        """Whether some layers have experts, which not every target supports."""
         text = self.config.get("text_config", self.config)
         return any("experts" in key and value for key, value in text.items())
 
@@ -59,14 +61,14 @@ def case(
     prompts: tuple[int, ...] = (9, 45),
     **config: Any,
 ) -> Case:
-    """BASE with what is said; a key that is OWN is left to the class."""
+    """Make a case from BASE and the given fields; a key that is OWN keeps the class's default."""
     merged = {key: value for key, value in {**BASE, **config}.items() if value is not OWN}
     windows = [merged[key] for key in ("sliding_window",) if isinstance(merged.get(key), int)]
     return Case(model_type, name, merged, min(windows, default=None), context, prompts)
 
 
 def inside(model_type: str, inner: Case, vision: Mapping[str, Any], **config: Any) -> Case:
-    """A multimodal model whose text model is that of another case."""
+    """Make a multimodal model whose text model is that of another case."""
     text = {**inner.config, "model_type": inner.model_type}
     return replace(
         inner,

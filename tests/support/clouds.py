@@ -1,5 +1,5 @@
-"""A server of OpenAI's interface that does what a test tells it, byte by byte: what clouds do that ours
-never would.
+"""A server of OpenAI's interface whose answers a test scripts byte by byte: other servers behave in ways that
+ours never does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Answer = Callable[[str, Json], Iterable[bytes]]
 
 
 class Cloud:
-    """Answers from threads of its own. `asked`: path and body of every request."""
+    """Answers from threads of its own. `asked`: path and body of every request; a form's bytes are under
+    "form".
+    """
 
     def __init__(self, answer: Answer, port: int = 0) -> None:
         self.asked: list[tuple[str, Json]] = []
@@ -45,7 +47,7 @@ class Cloud:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def posts(self, path: str | None = None) -> list[Json]:
-        """Bodies of the requests that do not ask for a list."""
+        """Bodies of all requests except those for a list of models."""
         return [
             body
             for asked, body in self.asked
@@ -69,11 +71,14 @@ def _request(file: Any) -> tuple[str, Json]:
     length = next(
         (int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length")), 0
     )
-    return path, json.loads(file.read(length)) if length else {}
+    data = file.read(length)
+    if any(line.lower().startswith(b"content-type: multipart/") for line in head):
+        return path, {"form": data}
+    return path, json.loads(data) if data else {}
 
 
 def free_port() -> int:
-    """One where nobody listens."""
+    """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port: int = found.getsockname()[1]
     return port
@@ -87,9 +92,9 @@ def reply(status: str, body: Json | str | bytes, *headers: str) -> bytes:
 
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-"""Head of a stream that ends where its connection does."""
+"""Head of a stream that ends when its connection closes."""
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-"""Head of one whose cut can be told from its end."""
+"""Head of a chunked stream, in which a cut differs from the end."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -104,24 +109,26 @@ def event(record: Json) -> bytes:
 
 
 def said(text: str = "", finish: str | None = None, **delta: Any) -> bytes:
-    """An event of a chat with a piece of its answer."""
+    """A chat event with a piece of its answer."""
     return event(
         {"choices": [{"index": 0, "delta": {"content": text or None, **delta}, "finish_reason": finish}]}
     )
 
 
 def usage(prompt: int, completion: int) -> bytes:
-    """The event that tells the tokens."""
+    """The event with the token counts."""
     return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
 
 
 def listing(*models: str) -> bytes:
-    """What /v1/models answers."""
+    """The response of /v1/models."""
     return reply("200 OK", {"data": [{"id": name} for name in models]})
 
 
 def chatting(text: str = "Hi.", model: str = "m", **paths: Callable[[Json], Iterable[bytes]]) -> Answer:
-    """A server that lists its model and gives this answer; other paths by their last word."""
+    """An Answer that lists `model` and answers chats with `text`. `paths`: answers for other paths, by their
+    last word.
+    """
 
     def answer(path: str, body: Json) -> Iterator[bytes]:
         word = path.rsplit("/", 1)[-1]
@@ -135,3 +142,25 @@ def chatting(text: str = "Hi.", model: str = "m", **paths: Callable[[Json], Iter
             yield reply("404 Not Found", {"error": {"message": f"no {path}"}})
 
     return answer
+
+
+def described(paths: dict[str, list[str]]) -> Json:
+    """An OpenAPI description of paths with the fields of their requests."""
+    return {
+        "paths": {
+            path: {
+                "post": {
+                    "requestBody": {
+                        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/S{at}"}}}
+                    }
+                }
+            }
+            for at, path in enumerate(paths)
+        },
+        "components": {
+            "schemas": {
+                f"S{at}": {"properties": {name: {} for name in fields}}
+                for at, fields in enumerate(paths.values())
+            }
+        },
+    }

@@ -12,7 +12,7 @@ from tests.support.paths import WEB, node
 
 
 def ask(job: dict[str, Any]) -> Any:
-    """The answer to one job; web/test/parity/codec_server.mjs says what a job is."""
+    """The answer to one job; web/test/parity/codec_server.mjs defines the jobs."""
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -25,7 +25,7 @@ def ask(job: dict[str, Any]) -> Any:
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """Node with the codec: to bundle it and to start cost more than all that a test asks of it."""
+    """Start Node with the codec, once: bundling and starting cost more than all jobs of a test."""
     script = WEB / "test" / "parity" / "codec_server.mjs"
     pipe = subprocess.PIPE
     server = subprocess.Popen([node(), str(script)], stdin=pipe, stdout=pipe, encoding="utf-8")

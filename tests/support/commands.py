@@ -1,8 +1,9 @@
-"""`nearfar` in this process: saves the 0.4 to 2 CPU seconds that a process spends before its command begins.
+"""Runs `nearfar` in this process: saves the 0.4 to 2 CPU seconds that a process spends before its command
+begins.
 
-For refusals, help, listings and builds. What a process does by its end (exit codes of signals, broken pipes,
-Ctrl-C, a terminal), two commands at once, and settings that huggingface_hub reads where it is imported need a
-process of their own.
+Use it for refusals, help, listings and builds. Tests of how a process ends (exit codes of signals, broken
+pipes, Ctrl-C, a terminal), of two commands at once, and of settings that huggingface_hub reads when it is
+imported need a process of their own.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def nearfar(*arguments: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `nearfar` with these arguments leaves: exit code, output and errors, as a process would.
+    """Run `nearfar` with these arguments; gives exit code, output and errors, as a process would.
 
-    `environment` is added to that of this process. An exception that nothing catches is a traceback on stderr
-    and exit code 1.
+    `environment` is added to that of this process. An uncaught exception becomes a traceback on stderr and
+    exit code 1.
     """
     words = [PROGRAM, *map(str, arguments)]
     inp, out, err = (_stream(data) for data in (stdin.encode(), b"", b""))
@@ -71,7 +72,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 @contextlib.contextmanager
 def _kept() -> Iterator[None]:
-    """What a command sets for its process and leaves to the end of it is as it was."""
+    """Restore afterwards what a command changes in its process and does not restore itself."""
     root, folder, hook = logging.getLogger(), os.getcwd(), sys.excepthook
     handlers, level = root.handlers[:], root.level
     signals = {each: signal.getsignal(each) for each in _SIGNALS}

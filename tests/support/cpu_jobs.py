@@ -42,7 +42,7 @@ LIMIT = 256 << 20  # bytes of kept libraries; one takes some megabytes
 
 
 class CpuJobs:
-    """The kernels of several jobs in one library: that compiles faster than one of each."""
+    """The kernels of several jobs in one library, which compiles faster than one library for each job."""
 
     def __init__(self, folder: Path, jobs: Sequence[Job], threads: int = 2, unit: Unit = HERE) -> None:
         self.staged = {job: CpuKernels(unit).stages(job) for job in jobs}
@@ -64,8 +64,8 @@ class CpuJobs:
         place: Callable[[Sequence[int], npt.DTypeLike], Array] = aligned,
         before: Callable[[], None] = lambda: None,
     ) -> dict[str, Array]:
-        """All arrays, as they are after the job; scratch begins as NaN, which a kernel must not rely on.
-        `place`: allocates an array; `before`: is called when all arrays are filled.
+        """Run a job; gives all arrays afterwards. Scratch begins as NaN, because a kernel must not rely on
+        its content. `place`: allocates an array; `before`: is called when all arrays are filled.
         """
         held: dict[str, Array] = {}
         for name, array in arrays.items():
@@ -91,7 +91,7 @@ class CpuJobs:
         return held
 
     def compute(self, job: GraphJob, inputs: dict[str, Array]) -> dict[str, Array]:
-        """As `reference`, by the kernel; `out` begins as sevens."""
+        """Like `reference`, but by the kernel; `out` is filled with sevens before."""
         arrays = {name: inputs[name] for name in inputs if name not in PLAIN} | {
             "out": np.full(job.out[0], 7, job.out[1])
         }
@@ -101,10 +101,11 @@ class CpuJobs:
         return {name: got[name] for name in ("out", "k_cache", "v_cache") if name in got}
 
     def check(self, job: GraphJob, inputs: dict[str, Array], tolerance: float) -> None:
-        """The kernel gives what the reference gives, within `tolerance` of the largest value (at least of 1).
+        """Check that the kernel equals the reference, within `tolerance` of the largest value (at least of
+        1).
 
-        Of rope_append q is compared where a row is not padding; rows of `out` beyond the job's stay as they
-        are.
+        For rope_append, q is compared only where a row is not padding. Rows of `out` beyond the job's must
+        stay unchanged.
         """
         want, got = reference(job, inputs), self.compute(job, inputs)
         rows = np.arange(job.m)
@@ -128,10 +129,10 @@ class CpuJobs:
 
 
 def _library(functions: tvm.IRModule, file: Path, unit: Unit) -> bytes:
-    """The library of these functions, compiled at `file` unless an earlier run has kept it: LLVM takes 20 CPU
-    seconds for a file of tests, the functions' TIR half a second.
+    """Compile the library of these functions at `file`, unless an earlier run has kept it: LLVM takes 20 CPU
+    seconds for a file of tests, making the functions' TIR half a second.
 
-    It is kept by the functions' TIR, and by the code and the tools that compile TIR.
+    The key is the functions' TIR, with the code and the tools that compile TIR.
     """
     made = f"{fingerprint(unit, host(), compile_library)}\n{functions.script(show_meta=True)}"
     folder = Path(os.environ[FOLDER]) / "cpu-jobs"
@@ -146,13 +147,15 @@ def _library(functions: tvm.IRModule, file: Path, unit: Unit) -> bytes:
 
 
 def _taken(array: Array, shape: Sequence[Any], job: Job) -> Array:
-    """What a kernel is told of an array: as many rows of it as the manifest would say."""
+    """The array as the kernel gets it: with as many rows as the manifest would say."""
     told = closed(shape, job.rows if isinstance(job, OverLogits) else job.m)
     return array if told[0] is None else array[: told[0]]
 
 
 def _held(name: str, cache: Array, job: Any) -> Array:
-    """How keys or values lie in pages on cpu (docs/artifact.md, kv.L.k): keys with positions innermost."""
+    """Convert keys or values to their layout in pages on cpu (docs/artifact.md, kv.L.k): keys have positions
+    innermost.
+    """
     if job.kv_dtype in BITS:
         return pages_of(quantized_kv.parts(cache, job.kv_dtype), job.kv_dtype, innermost=name == "k_cache")
     if name == "v_cache":
@@ -161,7 +164,7 @@ def _held(name: str, cache: Array, job: Any) -> Array:
 
 
 def _told(name: str, pages: Array, job: Any) -> Array:
-    """The keys or values that lie so."""
+    """Convert keys or values from their layout in pages on cpu."""
     if job.kv_dtype in BITS:
         parts = parts_of(pages, job.head_dim, job.kv_dtype, innermost=name == "k_cache")
         return quantized_kv.rows(parts, job.kv_dtype)
@@ -172,7 +175,7 @@ def _told(name: str, pages: Array, job: Any) -> Array:
 
 
 def inputs_of(job: GraphJob, rng: np.random.Generator, **sizes: int) -> dict[str, Array]:
-    """Random inputs of a job with its matrix, packed as w0, w1, … and plain as w."""
+    """Random inputs of a job with its matrix: packed as w0, w1, … and as numbers in w."""
     matrices = matrices_of(job)
     inputs, packed = random_inputs(job, rng, **sizes), []
     for name, matrix in matrices.items():

@@ -1,4 +1,4 @@
-"""What the documentation says, in pieces that a test can check: pages, fences, links, names, commands."""
+"""Parses the documentation into pieces that a test can check: pages, fences, links, names, commands."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def page(name: str) -> Page:
 
 @cache
 def files() -> tuple[str, ...]:
-    """All files of the repository, as paths with "/"; what is built or installed is none of it."""
+    """All files of the repository, as paths with "/", without files that are built or installed."""
     found = []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if name not in SKIPPED]
@@ -70,7 +70,7 @@ def files() -> tuple[str, ...]:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """All pages for readers, of now: neither the changelog nor decisions, which tell of their own day."""
+    """All pages for readers that describe the present state: neither the changelog nor decisions."""
     tops = ("README.md", "CONTRIBUTING.md", "web/README.md", "examples/sample-model/README.md")
     return tuple(
         page(name)
@@ -88,7 +88,7 @@ def decisions() -> tuple[Page, ...]:
 
 @cache
 def words() -> frozenset[str]:
-    """Every identifier that stands in the repository's own code."""
+    """Every identifier in the repository's own code."""
     found: set[str] = set()
     for name in files():
         path = ROOT / name
@@ -101,7 +101,7 @@ def words() -> frozenset[str]:
 
 @cache
 def components() -> frozenset[str]:
-    """Every end of a path of a file or folder: "cpu/pool.py" and "pool.py" of the same file."""
+    """Every suffix of the path of a file or folder: "cpu/pool.py" and "pool.py" of the same file."""
     found = set()
     for name in files():
         parts = name.split("/")
@@ -112,8 +112,8 @@ def components() -> frozenset[str]:
 
 
 def exists(path: str) -> bool:
-    """Whether a path that a page names is there: as a whole, or as the end of one, with `*`, `{a,b}`,
-    `<name>` and a trailing "/" taken as people mean them.
+    """Whether the path that a page names exists: the whole path, or a suffix of one. `*`, `{a,b}`, `<name>`
+    and a trailing "/" have their usual meanings.
     """
     path = re.sub(r"<[^>]+>", "*", path).rstrip("/").removeprefix("./").removeprefix("../")
     if match := re.match(r"(.*)\{([^}]*)\}(.*)", path):

@@ -1,4 +1,4 @@
-"""An executor that fails at one chosen call, and holds its caller to the contract: after that it can only
+"""An executor that fails at one chosen call, and checks its caller: after the failure it may only
 be closed.
 """
 
@@ -13,21 +13,23 @@ from nearfar.errors import DeviceError
 
 
 class Faults:
-    """Counts the calls of all executors made with it, and fails call `at` (from 0), once. None: never."""
+    """Counts the calls of all executors made with it, and fails call `at` (from 0), once; None: no call
+    fails.
+    """
 
     def __init__(self, at: int | None, error: type[Exception] = DeviceError) -> None:
         self.at, self.error = at, error
         self.calls: list[str] = []
         self.misused: list[str] = []
-        """Calls of an executor that had failed."""
+        """Calls of an executor that had already failed."""
 
     @property
     def happened(self) -> bool:
-        """Whether the fault came."""
+        """Whether the failure has happened."""
         return self.at is not None and len(self.calls) > self.at
 
     def call(self, name: str, owner: Faulty) -> None:
-        """Count a call; raise where it is the one that fails."""
+        """Count a call; raises an error if it is the one to fail."""
         if owner.broken:
             self.misused.append(name)
         self.calls.append(name)

@@ -1,4 +1,6 @@
-"""Whether the grammar libraries take a text: llguidance as devices follow it, xgrammar as the server does."""
+"""Checks whether the grammar libraries accept a text: llguidance, which devices use, and xgrammar, which the
+server uses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Match = Callable[[str], bool]
 
 
 async def followed(codec: TextCodec, grammar: Grammar) -> Match:
-    """Whether llguidance takes a text: each of its tokens is in the mask before it, and then the end."""
+    """Whether llguidance accepts a text: each token is in the mask before it, and then the end."""
     grammars = Grammars(codec, EOS + 1, [EOS])
     first = (await grammars.constraints(grammar, 1))[0]
 
@@ -39,7 +41,7 @@ async def followed(codec: TextCodec, grammar: Grammar) -> Match:
 
 
 def served(grammar: Grammar) -> Match:
-    """Whether xgrammar takes a text."""
+    """Whether xgrammar accepts a text."""
     xgrammar = pytest.importorskip("xgrammar")
     from nearfar.fallback_server.grammars.compiled import compiler
 

@@ -1,5 +1,5 @@
-"""Runs CPU programs of another processor under qemu: by the runtime's own executor, whose library is a
-process of foreign_host.c that shares its memory.
+"""Runs CPU programs of another processor under qemu, through the runtime's own executor. The library runs in
+a process of foreign_host.c that shares memory with the executor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def require_emulator() -> str:
 
 
 class Memory:
-    """A file that both processes map; bytes are given out from below to above."""
+    """A file that both processes map; `take` hands out its bytes from the beginning to the end."""
 
     def __init__(self, file: Path, size: int) -> None:
         with file.open("wb") as out:
@@ -57,7 +57,7 @@ class Memory:
 
     @property
     def address(self) -> int:
-        """Where it lies here."""
+        """The address of the memory in this process."""
         return int(self._bytes.ctypes.data)
 
     def take(self, count: int) -> npt.NDArray[np.uint8]:
@@ -68,14 +68,14 @@ class Memory:
         return self._bytes[start : start + count]
 
     def array(self, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """A copy in it."""
+        """Copy an array into the memory."""
         held = self.take(values.nbytes).view(values.dtype).reshape(values.shape)
         held[...] = values
         return held
 
 
 class Foreign:
-    """In place of library.Library, of Plan and of Pool: a library in its process."""
+    """Replaces library.Library, Plan and Pool: a library in the other process."""
 
     def __init__(self, path: Path, memory: Memory, cpu: str) -> None:
         folder = memory.file.parent
@@ -104,7 +104,9 @@ class Foreign:
     def bind(
         self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
     ) -> tuple[int, list[str]]:
-        """See Library.bind: the address of the launches there, and the names of their kernels."""
+        """See Library.bind: the address of the launches in the other process, and the names of
+        their kernels.
+        """
         records = b""
         read = weights or [None] * len(launches)
         for (name, tensors), matrix in zip(launches, read, strict=True):
@@ -163,7 +165,9 @@ class ForeignPool:
             raise DeviceError(f"kernel {names[int(failed)]} refused its arguments: {said.strip()}")
 
     def close(self) -> None:
-        """End its threads, then the process: after a wait that would show a thread that does not end."""
+        """End the pool's threads, then the process. Waits in between, to notice a thread that does
+        not end.
+        """
         assert int(self._library.ask(f"free {self._handle}")) == 0
         self._library.close()
 
@@ -171,7 +175,7 @@ class ForeignPool:
 def open_foreign(
     path: Path, name: str, threads: int, folder: Path, cpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> Engine:
-    """An engine over the program of this name of a CPU artifact, under an emulator of processor `cpu`."""
+    """Open an engine over the named program of a CPU artifact, under an emulator of the processor `cpu`."""
     artifact = Artifact.open(path)
     artifact.verify()
     manifest = artifact.manifest

@@ -20,7 +20,7 @@ Fronts = Callable[..., tuple[RunningServer, httpx.Client]]
 def opened_fronts() -> Iterator[Fronts]:
     """Give a function that makes a front of a cloud and a client of it; all are closed at the end.
 
-    Its further arguments are those of UpstreamOptions.
+    Further arguments of the function are those of UpstreamOptions.
     """
     with ExitStack() as opened:
 

@@ -1,5 +1,5 @@
-"""GGUF files made of Hugging Face checkpoints as llama.cpp's converter makes them, written by the `gguf`
-package; blocks that it cannot quantize are random bytes with scales that make sense.
+"""Makes GGUF files of Hugging Face checkpoints as llama.cpp's converter does, with the `gguf` package. Blocks
+of types that the package cannot quantize are random bytes with plausible scales.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ EXPERT = re.compile(
 )
 W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 PATTERNED = ("olmo2", "exaone4", "gemma4")
-"""Architectures whose files say of each layer whether it has a window."""
+"""Architectures whose files say for each layer whether it has a window."""
 HALVES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
     "IQ4_XS": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "MXFP4": (),
     "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_S": (0,), "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,),
     "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
 }  # fmt: skip
-"""Where the blocks of each type have float16 values."""
+"""Offsets of the float16 values in a block of each type."""
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 MIXED = {
     "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"},
@@ -50,14 +50,16 @@ MIXED = {
     "Q5_0 and Q8_0": {"v_proj": "Q8_0", "": "Q5_0"},
     "partly floats": {"k_proj": "F16", "": "Q4_K"},
 }
-"""Types by part of a tensor's name, the first that is in it: as llama.cpp and others mix them."""
+"""Types by a part of a tensor's name, of which the first match counts, in the mixtures of llama.cpp and
+others.
+"""
 WIDE: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 261,
     "max_position_embeddings": 160, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257,
 }  # fmt: skip
-"""A config whose matrices have rows of whole blocks of every type."""
+"""A config in whose matrices every row consists of whole blocks of every type."""
 
 
 def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
@@ -82,8 +84,8 @@ def type_of(kind: str, name: str) -> str:
 
 
 def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
-    """A new file of WIDE of a kind; and what its matrices stand for."""
-    from tests.support import packed
+    """Write a new file of WIDE of a kind; also gives the values of its matrices."""
+    from tests.support import quantized
 
     stands_for: dict[str, Array] = {}
 
@@ -97,17 +99,17 @@ def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
         stands_for[name] = floats(rows, here)
         return rows, here
 
-    plain = packed.write(folder / "plain", WIDE, packed.weights(WIDE))
+    plain = quantized.write(folder / "plain", WIDE, quantized.weights(WIDE))
     return write(plain, folder / "model.gguf", store), stands_for
 
 
 def floats(rows: Array, kind: str) -> Array:
-    """What the package says that rows stand for."""
+    """Dequantize rows with the gguf package."""
     return np.asarray(gguf.quants.dequantize(rows, KINDS[kind]), np.float32)
 
 
 def pair(rows: Array, heads: int) -> Array:
-    """The converter's order of the rows of q and k: the two of a rotated pair side by side."""
+    """Reorder the rows of q and k as the converter does: the two rows of a rotated pair side by side."""
     n = rows.shape[0]
     return rows.reshape(heads, 2, n // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
@@ -130,8 +132,8 @@ def write(
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     split: int = 0,
 ) -> Path:
-    """A GGUF file of a checkpoint directory. `store`: a matrix in transformers' order to its bytes, and the
-    type that these are of. `vocabulary`: adds the tokenizer, by default the byte tokenizer of tiny.py.
+    """Write a GGUF file of a checkpoint directory. `store`: converts a matrix in transformers' order to its
+    bytes and their type. `vocabulary`: adds the tokenizer, by default the byte tokenizer of tiny.py.
     """
     config = json.loads((source / "config.json").read_text())
     architecture = architecture_of(config)
@@ -194,7 +196,7 @@ def _add_vector(writer: gguf.GGUFWriter, names: Any, name: str, value: Array) ->
 
 
 def falcon_scaled(name: str, value: Array, config: Mapping[str, Any]) -> Array:
-    """A tensor of Falcon-H1 times its multipliers, as the converter stores it."""
+    """Multiply a tensor of Falcon-H1 by its multipliers, as the converter stores it."""
     gate, down = config["mlp_multipliers"]
     attended = config["attention_in_multiplier"]
     factors = {
@@ -212,8 +214,8 @@ def falcon_scaled(name: str, value: Array, config: Mapping[str, Any]) -> Array:
 
 
 def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
-    """The tensors with those of a layer's experts in one, as the converter names them: gates apart from ups,
-    input by input turned to output by output.
+    """Join the tensors of a layer's experts, as the converter names them: gate apart from up, and transposed
+    from input rows to output rows.
     """
     out: dict[str, Array] = {}
     stacks: dict[str, list[Array]] = {}
@@ -370,7 +372,7 @@ def _mamba(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    """What a Gemma 4 has beside: sizes of layers with and without a window."""
+    """Add the further keys of Gemma 4: sizes of layers with and without a window."""
     types, whole = config["layer_types"], next(iter(config["per_layer_config"].values()))
     shared = config["num_kv_shared_layers"]
     for add, add_swa in (
@@ -394,8 +396,8 @@ def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def bytes_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """Write the vocabulary of tiny.py, with a merge in place of a byte that no text has: GGUF has no empty
-    lists.
+    """Write the vocabulary of tiny.py. One byte that no text contains is replaced by a merge, because GGUF
+    has no empty lists.
     """
     from tests.support import tiny
 
@@ -409,7 +411,7 @@ def bytes_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 
 def byte_level(writer: gguf.GGUFWriter, data: Mapping[str, Any], pre: str) -> None:
-    """Byte-level BPE of a tokenizer.json."""
+    """Write the byte-level BPE of a tokenizer.json."""
     tokens, kinds = _tokens(data)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -420,8 +422,8 @@ def byte_level(writer: gguf.GGUFWriter, data: Mapping[str, Any], pre: str) -> No
 
 
 def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any], merged: bool = False) -> None:
-    """A tokenizer.json that was made of SentencePiece's BPE, whose scores are what the ids are; `merged`:
-    with its merges, as Gemma 4's.
+    """Write a tokenizer.json that was made of SentencePiece's BPE; scores follow from the order of its
+    merges. `merged`: also write the merges, as in Gemma 4's files.
     """
     tokens, kinds = _tokens(data)
     special = {entry["content"] for entry in data["added_tokens"]}
@@ -444,7 +446,7 @@ def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any], merged: bool
 
 
 def _tokens(data: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """Texts and kinds by id."""
+    """Texts and kinds of all tokens, by id."""
     ids = {index: text for text, index in data["model"]["vocab"].items()}
     kinds = dict.fromkeys(ids, gguf.TokenType.NORMAL)
     for entry in data["added_tokens"]:

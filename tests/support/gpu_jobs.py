@@ -1,6 +1,6 @@
-"""Jobs that the GPU targets' kernels are tested with: every flag, odd sizes, rows of padding, long contexts.
+"""Jobs for tests of the GPU targets' kernels: every flag, odd sizes, rows of padding, long contexts.
 
-webgpu and vulkan run the same ones, against tests/support/job_reference.py; Chromium compiles them.
+webgpu and vulkan run the same jobs against tests/support/job_reference.py; Chromium compiles them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.format.manifest import Float
-from nearfar.format.scales import PAIRS, SYMMETRIC
+from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC
 from nearfar.kernels.contract import Kernels, Precision, Staged
 from nearfar.kernels.jobs import (
     Activation,
@@ -30,6 +30,7 @@ from nearfar.kernels.jobs import (
     Project,
     RopeAppend,
     Route,
+    Ssm,
 )
 from nearfar.kernels.quantized import Matrix
 
@@ -49,7 +50,7 @@ Run = Callable[[Staged, Precision, dict[str, np.ndarray]], dict[str, np.ndarray]
 # Relative to the largest output: float32 sums in another order; float16 stores activations with 11 bits.
 TOLERANCE = {"f32": 2e-5, "f16": 1e-3}
 NOT_THERE = 1 << 28
-"""A page that no cache has: a kernel that reads it reads far beyond its buffer."""
+"""The number of a page that no cache has: a kernel that reads it reads far beyond its buffer."""
 
 MATRICES = {
     "q4g32": Matrix(96, 256, 4, 32),
@@ -72,10 +73,20 @@ SCALES_ALONE = {
     "q8g32s": Matrix(130, 160, 8, 32, scales=SYMMETRIC),
 }
 """Schemes without biases; matrices with an odd number of columns and of groups."""
+TWO_LEVELS = {
+    "q2g16k4o": Matrix(75, 512, 2, 16, scales=OF_GGUF["Q2_K"]),
+    "q3g16k6": Matrix(74, 256, 3, 16, scales=OF_GGUF["Q3_K"]),
+    "q4g32k6o": Matrix(97, 768, 4, 32, scales=OF_GGUF["Q4_K"]),
+    "q5g32k6o": Matrix(41, 256, 5, 32, scales=OF_GGUF["Q5_K"]),
+    "q6g16k8": Matrix(75, 768, 6, 16, scales=OF_GGUF["Q6_K"]),
+}
+"""Schemes with integer scales; matrices with odd numbers of columns and of superblocks."""
+STORED = SCALES_ALONE | TWO_LEVELS
+"""Schemes with other scales than float16 pairs."""
 
 
 def linears(dtype: str) -> dict[str, Callable[[int], Linear]]:
-    """What is fused with a matmul: a job of m rows each."""
+    """Jobs with everything that can be fused with a matmul: functions from the number of rows m to a job."""
     q4, dense, q6 = MATRICES["q4g64"], MATRICES["f32odd"], SCHEMES["q6g16"]
     return {
         "norm": lambda m: Linear(m, q4, "float32", dtype, norm=1e-5),
@@ -109,18 +120,19 @@ GPU_CLASSES = ("mobile", "integrated", "discrete")
 
 
 def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
-    """Matmuls for the kernels of a class of GPUs; tilings differ by class, so each class shows another part.
+    """Matmuls for the kernels of a class of GPUs. Tilings differ by class, so each class covers another part.
 
     mobile: all bits, groups that a thread reads in parts, dense matrices. integrated: everything that is
-    fused, more rows than lanes along k. discrete: the same in float16, and codes that are multiplied in
-    pairs, and rows in groups of a matvec. Rows that do not fill a tile, inputs that do not fill a tile (176,
-    172), columns that do not fill a workgroup.
+    fused, more rows than lanes along k. discrete: the same in float16, codes that are multiplied in pairs,
+    and rows in groups of a matvec. Sizes cover rows that do not fill a tile, inputs that do not fill a tile
+    (176, 172), and columns that do not fill a workgroup.
     """
     out: dict[str, tuple[Precision, Linear]] = {}
     if device == "mobile":
-        names = ("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64", "q4g32s", "q5g32s")
+        names = ("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64", "q4g32s", "q5g32s",
+                 *TWO_LEVELS)  # fmt: skip
         for i, name in enumerate(names):
-            matrix = (SCHEMES | SCALES_ALONE)[name]
+            matrix = (SCHEMES | STORED)[name]
             matrix = replace(matrix, n=matrix.n // 4 * 4)
             out[name] = "f32", Linear(1, matrix, "float32", "float32", norm=1e-5)
             out[f"{name}_rows"] = "f32", Linear((16, 33)[i % 2], matrix, "float32", "float32", norm=1e-5)
@@ -143,6 +155,10 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         alone = replace(SCALES_ALONE["q8g32s"], n=128)
         out["halves_q8g32s"] = precision, Linear(1, alone, dtype, "float32")
         out["halves_q8g32s_rows"] = precision, Linear(33, alone, "float32", dtype, norm=1e-5)
+        for name in ("q4g32k6o", "q6g16k8"):
+            levels = replace(TWO_LEVELS[name], n=136)
+            out[name] = precision, Linear(1, levels, dtype, "float32")
+            out[f"{name}_rows"] = precision, Linear(33, levels, "float32", dtype, norm=1e-5, gate="silu")
         four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
         out["four"] = precision, four
         out |= grouped_linears(dtype)
@@ -163,8 +179,8 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
 
 
 def grouped_linears(dtype: str) -> dict[str, tuple[Precision, Linear]]:
-    """Rows that a discrete GPU's matvec takes in groups, of two sizes and with a row too many; float32
-    programs too. `tile`: so many columns that a matmul takes them.
+    """Rows that a discrete GPU's matvec takes in groups: two sizes, each also with one row more; also in
+    float32 programs. `tile` has so many columns that a matmul takes the rows.
     """
     made = linears(dtype)
     names = {5: ("silu_bias", "gate_softcap"), 8: ("bias_residual", "gelu_erf"), 16: ("norm", "silu", "long")}
@@ -178,7 +194,7 @@ def grouped_linears(dtype: str) -> dict[str, tuple[Precision, Linear]]:
 
 
 FUSED = tuple(name for name in class_linears("integrated") if name in class_linears("discrete"))
-"""Matmuls that integrated GPUs have in float32 and discrete ones in float16."""
+"""Names of matmuls that integrated GPUs compute in float32 and discrete ones in float16."""
 
 
 PIECE = 192 * 576 // 2
@@ -186,7 +202,9 @@ PIECE = 192 * 576 // 2
 
 
 def in_pieces(dtype: str) -> dict[str, Linear | Embed]:
-    """Jobs over matrices that lie in pieces where a binding has PIECE bytes: two, six, a smaller last one."""
+    """Jobs over matrices that are stored in pieces if a binding has PIECE bytes: two pieces, six, and a
+    smaller last one.
+    """
     q4, dense = Matrix(200, 576, 4, 64), Matrix(344, 172, 32)
     return {
         "rows": Linear(
@@ -195,6 +213,7 @@ def in_pieces(dtype: str) -> dict[str, Linear | Embed]:
         "bias_residual": Linear(1, q4, dtype, "float32", bias=True, residual=True),
         "bias_residual_64": Linear(64, q4, dtype, "float32", bias=True, residual=True),
         "planes": Linear(16, Matrix(150, 576, 6, 64), "float32", dtype, norm=1e-5),
+        "levels": Linear(1, Matrix(504, 256, 6, 16, scales=OF_GGUF["Q6_K"]), "float32", dtype, norm=1e-5),
         "gate": Linear(1, dense, dtype, dtype, gate="silu", bias=True, softcap=0.3, residual=True),
         "gate_16": Linear(16, Matrix(512, 576, 4, 64), "float32", dtype, norm=1e-5, gate="gelu_tanh"),
         "embed": Embed(64, Matrix(300, 576, 4, 64), 24.0),
@@ -221,10 +240,12 @@ ROUTES = {
 def experts(
     m: int, stack: int, top: int, sizes: tuple[int, int, int], bits: int, group: int = 0, **options: Any
 ) -> Experts:
-    """An Experts job of matrices [2·inner, k] and [n, inner]; sizes: k, inner, n."""
+    """An Experts job of matrices [2·inner, k] and [n, inner]. `sizes`: k, inner, n. The option `gated` says
+    whether the first matrix has a gate; without one it is [inner, k].
+    """
     k, inner, n = sizes
     how = options.pop("scales", PAIRS)
-    first = Matrix(stack * 2 * inner, k, bits, group, stack, how)
+    first = Matrix(stack * (1 + options.pop("gated", True)) * inner, k, bits, group, stack, how)
     last = Matrix(stack * n, inner, bits, group, stack, how)
     return Experts(m, first, last, top, options.pop("activation", "silu"), **options)
 
@@ -237,10 +258,13 @@ EXPERTS = {
     "q8": experts(2, 3, 2, (64, 64, 40), 8, 32, activation="gelu_tanh"),
     "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
     "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
+    "plain": experts(3, 5, 2, (64, 96, 40), 4, 32, activation="relu2", gate_up_bias=True, gated=False),
     "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
+    "q4_k": experts(2, 3, 2, (256, 256, 40), 4, 32, scales=OF_GGUF["Q4_K"], down_bias=True),
+    "q6_k": experts(2, 2, 1, (256, 256, 41), 6, 16, scales=OF_GGUF["Q6_K"]),
 }
 
-STATES: dict[str, Conv | Delta] = {
+STATES: dict[str, Conv | Delta | Ssm] = {
     "conv_one": Conv(1, 48, 3, 16, 4, 4),
     "conv_odd": Conv(33, 101, 7, 16, 4, 4, "silu", True),
     "conv_long": Conv(64, 64, 20, 16, 4, 4),
@@ -250,6 +274,10 @@ STATES: dict[str, Conv | Delta] = {
     "delta_odd": Delta(40, 2, 1, 9, 70, 32, 4, 4, 1e-6),
     "delta_tiled": Delta(5, 6, 2, 12, 20, 32, 4, 4, 1e-6, True),
     "delta": Delta(64, 2, 1, 128, 64, 32, 4, 4, 1e-6),
+    "ssm_one": Ssm(1, 4, 2, 16, 32, 32, 4, 4),
+    "ssm_few": Ssm(16, 6, 3, 12, 20, 32, 4, 4, 0.1, 0.9),
+    "ssm_odd": Ssm(40, 3, 1, 9, 37, 32, 4, 4, 0.01),
+    "ssm_deep": Ssm(64, 2, 2, 140, 64, 32, 4, 4),
 }
 
 SHAPES = [
@@ -265,7 +293,7 @@ SHAPES += [(16, 6, 1, 18), (1, 8, 1, 256), (4, 8, 1, 512), (16, 2, 2, 512)]
 
 
 def paged(kind: type[Paged], shape: tuple[int, int, int, int], dtype: str, **flags: Any) -> Any:
-    """A job of these rows, heads, kv heads and head size, 320 positions a sequence."""
+    """A job with `shape` (rows, heads, kv heads, head size) and 320 positions a sequence."""
     return kind(
         *shape, 16, 4, 20, dtype, dtype, **{"scale": shape[-1] ** -0.5} if kind is Attend else {}, **flags
     )
@@ -316,15 +344,17 @@ RUNS: dict[str, tuple[tuple[int, int, int], ...]] = {
     ),
     "padding": ((-1, 0, 64),),
 }
-"""Rows of steps as runs: slot (-1: padding), position of the first row, rows. The rest is padding."""
+"""Rows of steps as runs: slot (-1: padding), position of the first row, number of rows. Remaining rows are
+padding.
+"""
 LONG_RUN = ((0, 32708, 60),)
 
 
 def check_runs(
     kernels: Kernels, run: Run, precision: Precision, job: Attend, runs: tuple[tuple[int, int, int], ...]
 ) -> None:
-    """Attention of a step whose rows are those of RUNS, as many as the job has; pages that none sees are not
-    there.
+    """Check attention in a step whose rows are `runs`, as many as the job has. Pages that no row sees do not
+    exist.
     """
     check(kernels, run, precision, job, arrays=step_inputs(job, runs, np.random.default_rng(1)))
 
@@ -351,7 +381,9 @@ def check_split(
     linear: Linear,
     runs: tuple[tuple[int, int, int], ...],
 ) -> None:
-    """Attention in parts, then the matmul that puts them together, against both one after the other."""
+    """Check attention in parts, followed by the matmul that combines them, against separate attention and
+    matmul.
+    """
     split = kernels.split(attend, linear)
     assert split is not None
     rng = np.random.default_rng(2)
@@ -377,8 +409,8 @@ def check(
     seed: int = 1,
     arrays: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Run a job with random inputs, if none are given, and compare all that it writes; what it should not
-    write stays.
+    """Run a job, with random inputs if none are given, and compare everything that it writes; all else must
+    stay unchanged.
     """
     arrays = inputs(kernels, job, np.random.default_rng(seed)) if arrays is None else arrays
     shape, dtype = job.out
@@ -402,7 +434,7 @@ def check(
 
 
 def _paged(job: GraphJob | Project) -> Paged | None:
-    """What a job has to do with a cache."""
+    """The part of a job that is about a cache; None for other jobs."""
     if isinstance(job, Project):
         return job.paged
     return job if isinstance(job, Paged) else None
@@ -411,8 +443,8 @@ def _paged(job: GraphJob | Project) -> Paged | None:
 def _run_over_codes(
     kernels: Kernels, run: Run, precision: Precision, job: GraphJob, given: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """What a job makes of caches that are given, and come back, as numbers; words that it has no reason to
-    write stay.
+    """Run a job over quantized caches, which are given and returned as numbers; words that the job must not
+    write must stay unchanged.
     """
     paged = _paged(job)
     if paged is None or paged.kv_dtype not in BITS:
@@ -432,16 +464,16 @@ def _run_over_codes(
 
 
 def close(got: np.ndarray, want: np.ndarray, precision: Precision) -> None:
-    """Equal but for the precision's rounding, relative to the largest number."""
+    """Check that arrays are equal within the precision's rounding, relative to the largest number."""
     error = np.abs(got - want).max() / max(np.abs(want).max(), 1e-6)
     assert error < TOLERANCE[precision], error
 
 
 def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random inputs; matrices packed as `w0`, `w1`, … and as the numbers that they hold."""
+    """Random inputs; matrices packed as `w0`, `w1`, …, and as the numbers that they represent."""
     if isinstance(job, Paged):
         return paged_inputs(job, rng)
-    if isinstance(job, Conv | Delta):
+    if isinstance(job, Conv | Delta | Ssm):
         return state_inputs(job, rng)
     arrays = random_inputs(job, rng)
     if isinstance(job, Route):  # the last row but one is padding
@@ -459,7 +491,9 @@ def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[st
 
 
 def paged_inputs(job: Attend | RopeAppend, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The last rows of three sequences in turn, then one of padding; pages that no row sees are not there."""
+    """Random inputs: the last rows of three sequences by turns, then one row of padding. Pages that no row
+    sees do not exist.
+    """
     context = job.pages_per_slot * job.page_size
     pages = job.slots * job.pages_per_slot
     arrays = random_inputs(job, rng, pages, context)
@@ -490,12 +524,14 @@ def only_seen(job: Attend | RopeAppend, arrays: dict[str, np.ndarray], table: np
 
 
 def long_attention(m: int, dtype: str, **flags: Any) -> Attend:
-    """32,768 positions of one sequence."""
+    """Attention over 32,768 positions of one sequence."""
     return replace(paged(Attend, (m, 2, 1, 16), dtype, **flags), slots=1, pages_per_slot=2048)
 
 
 def check_saturation(kernels: Kernels, run: Run, m: int, gate: Activation | None) -> None:
-    """What is beyond 65,504 is stored as that: an infinity would make NaN of all that follows. NaN stays."""
+    """Check that values beyond 65,504 are stored as 65,504, since an infinity would turn all that follows
+    into NaN; NaN stays NaN.
+    """
     job = Linear(m, Matrix(64, 64, 16), "float32", "float16", gate=gate)
     rng = np.random.default_rng(3)
     arrays = inputs(kernels, job, rng)
@@ -525,14 +561,15 @@ UNEVEN: dict[str, Callable[[np.random.Generator, np.ndarray], None]] = {
     "growing": lambda rng, x: np.multiply(x, np.geomspace(1e-9, 1e9, x.shape[1]), out=x),
     "sparse": lambda rng, x: np.multiply(x, rng.random(x.shape) < 0.02, out=x),
 }
-"""Inputs of which float16 products would lose or overflow something, as changes of normal ones."""
+"""Changes of normal inputs after which products in float16 would lose or overflow something."""
 
 
 def check_uneven(kernels: Kernels, run: Run, name: str, dtype: Float) -> None:
-    """Products of an f16 program with inputs of any size, of one row and of four, with a norm and without.
+    """Check products of an f16 program with inputs of any size, of one row and of four, with and without a
+    norm.
 
-    Rows of float16 are multiplied in float16, those of float32 in float32. As large as float16 can be is as
-    large as inputs are there.
+    Rows of float16 are multiplied in float16, rows of float32 in float32. The largest inputs are the largest
+    numbers of float16.
     """
     rng, most = np.random.default_rng(5), float(np.finfo(dtype).max)
     for bits, group, m, norm in ((4, 64, 1, None), (4, 32, 4, 1e-30), (8, 64, 1, None), (2, 16, 1, None)):
@@ -544,7 +581,9 @@ def check_uneven(kernels: Kernels, run: Run, name: str, dtype: Float) -> None:
 
 
 def check_functions(kernels: Kernels, run: Run) -> None:
-    """Activations within 1e-6 (of 1, or of the value), softcap also of numbers that are far from its size."""
+    """Check activations within 1e-6 (of 1, or of the value), and softcaps of numbers much larger or smaller
+    than the cap.
+    """
     x = np.concatenate([np.linspace(-12, 12, 59), [1e-4, -0.02, 0.3, 300, -300]]).astype(np.float32)
     (one,) = kernels.pack(Matrix(64, 64, 32), np.eye(64, dtype=np.float32))
     arrays = {"x": x[None], "w0": one, "out": np.zeros((1, 64), np.float32)}

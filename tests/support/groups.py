@@ -1,9 +1,9 @@
-"""Which tests share a worker of pytest-xdist (`--dist loadgroup`), and which start first.
+"""Decides which tests share a worker of pytest-xdist (`--dist loadgroup`), and which start first.
 
 Tests of a file share its module fixtures, so a file is a group. Tests over the engines of
-tests/device/conftest.py are grouped by backend over all files: an engine is built, and its shaders are
-compiled, by one worker. A test that has the mark `xdist_group` keeps its own group. The dearest groups
-start first (tests/budgets.json), so that no worker is left with a long one at the end.
+tests/device/conftest.py are grouped by backend over all files: one worker builds an engine and compiles its
+shaders. A test with the mark `xdist_group` keeps its own group. The most expensive groups start first
+(tests/budgets.json), so that no worker has a long one left at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def file_of(item: pytest.Item) -> str:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Mark every test with its group, and put the dearest groups first, each in its own order."""
+    """Mark every test with its group, and put the most expensive groups first, each in its own order."""
     known, counts = budgets.load(), Counter(map(file_of, items))
     groups = [group_of(item) for item in items]
     cost: defaultdict[str, float] = defaultdict(float)

@@ -14,7 +14,7 @@ LOW = Reason("low_logprob", "device", -3.0, -2.0)
 
 
 def event(line: str) -> Event:
-    """An event of its line."""
+    """Parse an event from its line."""
     kind, *words = line.split()
     side: Any = words[0] if words else None
     if kind == "piece":
@@ -26,7 +26,7 @@ def event(line: str) -> Event:
 
 
 def outcome(state: State) -> Json:
-    """What is told of the answer at the end."""
+    """The outcome of the answer, in the form of the vectors."""
     return {
         "phase": state.phase,
         "shown": state.shown,
@@ -50,7 +50,7 @@ def replay(script: Json) -> tuple[list[list[str]], Json]:
 
 TABLES = ("finish", "cut", "refused", "escalation", "hedging", "leaving", "privacy")
 _UNPLAYED = ("silent", "barred", "low", "left", "unwatched", "lost", "stalled", "connection")
-"""Words of events that two HTTP servers cannot play, or only by chance."""
+"""Words of events that two HTTP servers cannot produce, or only by chance."""
 
 
 def load(name: str) -> list[Json]:
@@ -59,7 +59,7 @@ def load(name: str) -> list[Json]:
 
 
 def playable(script: Json) -> bool:
-    """Whether the client over two servers can live through it."""
+    """Whether the client over two servers can run the script."""
     words = {word for line, _ in script["steps"] for word in line.split()}
     late = any(not actions and not line.startswith(("ended", "failed")) for line, actions in script["steps"])
     if words & set(_UNPLAYED) or late or script["rules"]["private"] or script["rules"]["watched"]:
@@ -69,7 +69,7 @@ def playable(script: Json) -> bool:
 
 
 def parts_of(script: Json) -> dict[str, list[list[str]]]:
-    """By side: the events of each time that it was asked."""
+    """For each side, the events of each request that it gets."""
     parts: dict[str, list[list[str]]] = {"device": [], "cloud": []}
     for line, actions in script["steps"]:
         if line not in ("start", "admitted"):

@@ -26,10 +26,10 @@ ENGINES = ("artifact", "torch", "upstream")
 HEALTHY = 8
 LENGTH = 80
 SECONDS = 150
-"""In which hostile and healthy requests together must be answered; on a quiet machine it is a tenth of it."""
+"""Time limit in seconds for hostile and healthy requests together; a quiet machine takes a tenth of it."""
 MEGABYTES = 400
-"""Megabytes that the server and its engine may take on top at any time of an attack; children that compile
-have limits of their own.
+"""The most additional megabytes that the server and its engine may take at any time during an attack; child
+processes that compile have limits of their own.
 """
 LIMITS = ServerLimits(header_timeout=4.0, body_timeout=5.0, write_timeout=3.0, body_bytes=1 << 20)
 # A loop that a user's message starts, with slow turns: the sandbox itself stops it only after many seconds.
@@ -43,7 +43,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 @dataclass
 class Rig:
-    """A server over an engine of one kind. `inner`: the server behind it, where there is one."""
+    """A server over an engine of one kind. `inner`: the upstream server, if there is one."""
 
     server: RunningServer
     inner: RunningServer | None = None
@@ -83,8 +83,8 @@ class Rig:
 
 
 def open_rig(kind: str, directory: Path, artifact: Rig | None = None) -> Rig:
-    """A server over the tiny model, by this kind of engine. `artifact`: whose server an upstream calls;
-    another server would cost 5 CPU seconds.
+    """Start a server over the tiny model with this kind of engine. `artifact`: the rig whose server an
+    upstream engine calls, since another server would cost 5 CPU seconds.
     """
     text = TextOptions(template_timeout=1.0, text_processes=2)
     if kind == "torch":
@@ -129,7 +129,9 @@ async def _torch(directory: Path, text: TextOptions) -> LocalEngine:
 
 
 class MemoryWatch:
-    """The most that processes hold while it is open, beyond what they held before: `megabytes`."""
+    """Measures the most memory that processes take while the block runs, beyond what they had before:
+    `megabytes`.
+    """
 
     def __init__(self, processes: list[psutil.Process]) -> None:
         self._processes = processes
@@ -140,7 +142,7 @@ class MemoryWatch:
 
     @property
     def megabytes(self) -> float:
-        """Taken at most."""
+        """The peak so far."""
         return (self._most - self._before) / 2**20
 
     def __enter__(self) -> MemoryWatch:
@@ -160,7 +162,7 @@ class MemoryWatch:
 
 
 def prompt(number: int) -> dict[str, Any]:
-    """A healthy request, of LENGTH tokens."""
+    """A healthy request with a prompt of LENGTH tokens."""
     return {"model": MODEL, "prompt": f"Healthy request {number}", "max_tokens": LENGTH, "temperature": 0,
             "logit_bias": {"257": -100}}  # fmt: skip
 
@@ -178,8 +180,8 @@ async def _stream(http: httpx.AsyncClient, number: int) -> str:
 
 @asynccontextmanager
 async def healthy(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
-    """Eight streams around what happens in the block: right, in time, in memory; afterwards nothing is
-    left of any of it.
+    """Run eight streams around the block and check them: right answers, in time, within memory, and no
+    requests left afterwards.
     """
     async with (
         httpx.AsyncClient(base_url=rig.server.address, timeout=SECONDS) as http,
@@ -205,7 +207,7 @@ def completion(**body: Any) -> dict[str, Any]:
 
 
 def nest(depth: int) -> dict[str, Any]:
-    """A schema of objects in objects."""
+    """A schema of nested objects."""
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}}
@@ -213,12 +215,12 @@ def nest(depth: int) -> dict[str, Any]:
 
 
 def schema_format(schema: Any) -> dict[str, Any]:
-    """As a response_format."""
+    """Wrap a schema as a response_format."""
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
 
 
 async def attack(http: httpx.AsyncClient, name: str) -> str | None:
-    """Send one hostile request; what is wrong with its answer."""
+    """Send one hostile request; gives what is wrong with its answer, or None."""
     path, body, allowed = HOSTILE[name]
     content = body if isinstance(body, str | bytes) else json.dumps(body)
     start = time.monotonic()

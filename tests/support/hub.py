@@ -1,8 +1,8 @@
-"""A server with the Hugging Face hub's interface over local directories, for its own client to talk to.
+"""A server with the Hugging Face hub's interface over local directories, for the hub's own client.
 
-As of huggingface_hub 1: a repository's info and tree under /api/models, its files under /owner/name/resolve,
-with entity tags and ranges. `cut`: how many bytes of a file go out before its connection ends, once each;
-`hold`: before nothing more comes, for as long as the other side listens.
+It follows huggingface_hub 1: a repository's info and tree under /api/models, its files under
+/owner/name/resolve, with entity tags and ranges. `cut`: bytes of a file after which its connection ends, once
+for each file; `hold`: bytes after which nothing more is sent while the client listens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """Repositories by name; `asked` has the method and path of each request, with the range where one was."""
+    """Repositories by name. `asked` has the method and path of each request, with its range if it has one."""
 
     url: str
     repositories: dict[str, Path]
@@ -34,7 +34,7 @@ class Hub:
     held: threading.Event = field(default_factory=threading.Event)
 
     def fetched(self) -> set[str]:
-        """The files whose contents went out."""
+        """The files whose contents were sent."""
         parts = [line.split() for line in self.asked if line.startswith("GET")]
         return {path.split("/resolve/")[1].partition("/")[2] for _, path, *_ in parts if "/resolve/" in path}
 
@@ -46,7 +46,7 @@ class Hub:
 
 @contextmanager
 def hub(repositories: dict[str, Path]) -> Iterator[Hub]:
-    """The server, on a port of its own."""
+    """Run the server on a free port."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.hub = Hub(f"http://127.0.0.1:{server.server_port}", repositories)  # type: ignore[attr-defined]
@@ -61,12 +61,12 @@ def hub(repositories: dict[str, Path]) -> Iterator[Hub]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers what the client asks to download a snapshot."""
+    """Answers the requests with which the client downloads a snapshot."""
 
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the tests look at `asked`."""
+        """Log nothing: tests read `asked`."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -133,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def talk_to(at: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the hub's client in this process talk to this server, with a cache of its own."""
+    """Make the hub's client in this process use this server, with a cache of its own."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "ENDPOINT", at.url)

@@ -45,7 +45,7 @@ def edge() -> AsyncEngine:
 
 
 def lose_after(engine: AsyncEngine, steps: int) -> None:
-    """The device is lost in that step, and works again after it."""
+    """Lose the device in the step that is `steps` from now; it works again afterwards."""
     executor: Any = engine.core.executor
     run, left = executor.run, steps
 
@@ -74,7 +74,7 @@ class Rig:
         return self.made[-1]
 
     async def expected(self) -> str:
-        """The answer without any trouble."""
+        """The answer where nothing fails."""
         answer = await self.device.chat.completions.create(HELLO, **ASK)
         return answer.choices[0].message.content
 
@@ -82,7 +82,7 @@ class Rig:
 async def streamed(
     client: AsyncHybridClient, messages: list[Any] = HELLO, **more: Any
 ) -> tuple[str, list[Provenance]]:
-    """The text of a stream, and what its chunks say of their origin."""
+    """The text of a stream, and the provenance that its chunks give."""
     text, told = "", []
     async for chunk in await client.chat.completions.create(messages, stream=True, **{**ASK, **more}):
         for choice in chunk.choices:

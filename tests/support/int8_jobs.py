@@ -1,4 +1,4 @@
-"""Matmuls of rows that are rounded to bytes: the jobs, and what each of their two launches must give."""
+"""Matmuls of rows that are rounded to bytes: the jobs, and the expected results of their two launches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.linear.matmul_int8 import int8_products
 
-from .gpu_jobs import MATRICES, SCALES_ALONE, SCHEMES, Run, close, inputs, linears
+from .gpu_jobs import MATRICES, SCHEMES, STORED, Run, close, inputs, linears
 from .job_reference import reference, rms_norm
 
 INPUTS = 32
 """Inputs that share a scale."""
 FAR = 0.03
-"""Share of the largest output: what rounding of rows with an input of 40 among numbers about 1 may change."""
+"""How far rounding may move an output, as a share of the largest: rows have an input of 40 among numbers of
+about 1.
+"""
 
 
 def jobs(dtype: str) -> dict[str, Linear]:
-    """All that is fused with a matmul; all bits, groups, tiles that rows, columns or inputs do not fill."""
+    """Everything that is fused with a matmul, all bits and groups, and rows, columns and inputs that do not
+    fill a tile.
+    """
     out = {}
     for i, (name, make) in enumerate(linears(dtype).items()):
         job = make((16, 33, 64)[i % 3])
@@ -29,8 +33,8 @@ def jobs(dtype: str) -> dict[str, Linear]:
             out[name] = job if int8_products(job.matrix) else replace(job, matrix=MATRICES["q4g64"])
     for name in ("q2g32", "q2g128", "q4g32", "q4g128", "q8g32", "q8g64", "q8g128"):
         out[name] = Linear(16, SCHEMES[name], "float32", dtype, norm=1e-5)
-    for name in ("q4g32s", "q8g32s"):
-        matrix = SCALES_ALONE[name]
+    for name in ("q4g32s", "q8g32s", "q4g32k6o"):
+        matrix = STORED[name]
         out[name] = Linear(33, replace(matrix, n=matrix.n // 4 * 4), dtype, dtype, bias=True)
     out["ragged"] = Linear(200, Matrix(136, 160, 8, 32), dtype, dtype)
     out["five"] = Linear(5, MATRICES["q4g32"], dtype, dtype, residual=True)
@@ -38,8 +42,8 @@ def jobs(dtype: str) -> dict[str, Linear]:
 
 
 def check(kernels: Kernels, run: Run, precision: Precision, job: Linear) -> None:
-    """The rows are rounded to the nearest byte, the product is that of the rounded rows, and near the true
-    one.
+    """Check that the rows are rounded to the nearest byte, and that the product is that of the rounded rows
+    and near the exact one.
     """
     staged = kernels.stages(job)
     first, second = staged.stages
@@ -66,7 +70,7 @@ def check(kernels: Kernels, run: Run, precision: Precision, job: Linear) -> None
 
 
 def check_rounded(job: Linear, arrays: dict[str, np.ndarray], codes: np.ndarray, scales: np.ndarray) -> None:
-    """Codes [m, k] and their scales, with the sums; what lies beyond k is 0."""
+    """Check codes [m, k], their scales and their sums; codes beyond k must be 0."""
     x = arrays["x"].astype(np.float64)
     if job.norm is not None:
         x = rms_norm(x, job.norm, arrays["norm"])
@@ -83,7 +87,9 @@ def check_rounded(job: Linear, arrays: dict[str, np.ndarray], codes: np.ndarray,
 
 
 def unpacked(job: Linear, words: np.ndarray) -> np.ndarray:
-    """The bytes of each row by input: those of a word are as far apart as codes that one mask takes."""
+    """The bytes of each row by input: the bytes of a word are as far apart as the codes that one
+    mask takes.
+    """
     apart = 8 // job.matrix.bits
     found = words.view(np.int8).reshape(job.m, -1, apart, 4).swapaxes(2, 3).reshape(job.m, -1)
     assert not found[:, job.matrix.k :].any()
@@ -91,7 +97,7 @@ def unpacked(job: Linear, words: np.ndarray) -> np.ndarray:
 
 
 def check_not_finite(kernels: Kernels, run: Run) -> None:
-    """A number that is none shows in all of its row, and in no other."""
+    """Check that a number that is not finite shows in its whole row, and in no other."""
     job = Linear(16, MATRICES["q4g64"], "float32", "float32", norm=1e-5)
     arrays = inputs(kernels, job, np.random.default_rng(1))
     arrays["x"][3, 5], arrays["x"][7, 100] = np.nan, np.inf

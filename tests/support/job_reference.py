@@ -1,9 +1,9 @@
-"""The graph jobs of kernels/jobs/ in NumPy float64, word by word after their docstrings; random
-inputs for them.
+"""The graph jobs of kernels/jobs/ in NumPy float64, following their docstrings word by word; random inputs
+for them.
 
-Written for reading, not for speed; kernels of every target are compared with it. It knows nothing of packing
-and of how a cache lies in memory: a matrix is its numbers, `w` float64 [n, k]; caches are [pages, kv_heads,
-page_size, head_dim].
+The code is written for reading, not for speed; kernels of every target are compared with it. It does not know
+how matrices are packed or how caches lie in memory: a matrix is `w` float64 [n, k]; caches are [pages,
+kv_heads, page_size, head_dim].
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Arrays = Mapping[str, Array]
 
 
 def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
-    """What the job computes from its inputs, by name; the matrix is `w`, of Experts `gate_up` and `down`.
-    Nothing is written in place.
+    """Compute a job from its inputs, by name; the matrix is `w`, for Experts `gate_up` and `down`. Nothing is
+    written in place.
 
-    `out`: float64, of a linear job with `rows` its m rows only, of Rows as it is. RopeAppend and Project with
-    `append`: also k_cache and v_cache as they are afterwards, in their dtype; of those that are quantized
-    what becomes codes.
+    `out`: float64; for a linear job with `rows` only its m rows, for Rows unchanged. RopeAppend and Project
+    with `append` also give k_cache and v_cache after the job, in their dtype; for a quantized cache the
+    values before they become codes.
     """
     return REFERENCES[type(job)](job, arrays)
 
@@ -56,7 +56,7 @@ def embed(job: Embed, a: Arrays) -> Array:
 
 
 def rms_norm(x: Array, eps: float, weight: Array | float = 1.0) -> Array:
-    """Over the last axis."""
+    """RMS norm over the last axis."""
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
 
@@ -96,7 +96,7 @@ def linear(job: Linear, a: Arrays) -> Array:
 
 
 def rope_append(job: RopeAppend, a: Arrays) -> dict[str, Array]:
-    """See RopeAppend. Rows of padding: q as for position 0, which is of no meaning."""
+    """See RopeAppend. For rows of padding, q is as for position 0, and has no meaning."""
     facts = rows(Rows.of(job), a)
     return _turned(job, a["x"].astype(np.float64), facts, a)
 
@@ -119,7 +119,7 @@ def rows(job: Rows, a: Arrays) -> Array:
 
 
 def project(job: Project, a: Arrays) -> dict[str, Array]:
-    """See Project: linear, then all that RopeAppend says, of rows as `rows` describes them."""
+    """See Project: linear, then everything in RopeAppend, for rows as `rows` describes them."""
     parted = {
         name: a["vectors"][start : start + job.vectors[name]].astype(np.float64)
         for name, start in job.starts.items()
@@ -128,7 +128,7 @@ def project(job: Project, a: Arrays) -> dict[str, Array]:
 
 
 def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Array]:
-    """q out, k and v in the caches; `facts`: of Rows."""
+    """Make q, and write k and v to the caches; `facts`: the result of Rows."""
     m = job.m
     heads = np.split(x.reshape(m, job.x_heads, job.head_dim), [job.heads, job.heads + job.kv_heads], axis=1)
 
@@ -170,7 +170,9 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
 
 
 def rounding_weights(job: Paged | Project, a: Arrays) -> Array | None:
-    """By which errors of keys move their offsets, as wide as a cache; None where they do not."""
+    """The weights by which rounding errors of keys move their offsets, as wide as a cache; None where they do
+    not.
+    """
     paged = job.paged if isinstance(job, Project) else job
     if not isinstance(paged, RopeAppend) or not paged.rounds_keys:
         return None
@@ -261,7 +263,8 @@ def ssm(job: Ssm, a: Arrays) -> dict[str, Array]:
 def state_inputs(job: Conv | Delta | Ssm, rng: np.random.Generator, pages: int = 12) -> dict[str, Array]:
     """Random inputs of a job: the rows of two sequences and of a third with one row, then padding.
 
-    The first begins at 0 or, where there are few rows, behind a page border; the second before one.
+    The first sequence begins at 0 or, where there are few rows, behind a page border; the second begins
+    before one.
     """
     size = job.page_size if isinstance(job, Conv) else job.stride
     width = job.width if isinstance(job, Conv) else job.x_width
@@ -328,7 +331,8 @@ def experts(job: Experts, a: Arrays) -> Array:
             expert, weight = int(a["route"][row, j]), float(a["route"][row, j + job.top])
             if expert < 0:
                 continue
-            gate, up = np.split(stacks[0][expert] @ x[row] + biases[0][expert], 2)
+            first = stacks[0][expert] @ x[row] + biases[0][expert]
+            gate, up = np.split(first, 2) if job.gated else (first, np.ones(1))
             if job.clamp is None:
                 hidden = ACTIVATIONS[job.activation](gate) * up
             else:
@@ -340,11 +344,11 @@ def experts(job: Experts, a: Arrays) -> Array:
 
 
 PLAIN = ("w", "gate_up", "down")
-"""Names of matrices as numbers, which kernels get packed."""
+"""Names of matrices as numbers; kernels get these packed."""
 
 
 def matrices_of(job: GraphJob) -> dict[str, Matrix]:
-    """The matrices of a job, by the names that the reference gives them."""
+    """The matrices of a job, by their names in the reference."""
     if isinstance(job, Experts):
         return {"gate_up": job.gate_up, "down": job.down}
     return {"w": job.matrix} if isinstance(job, Embed | Linear) else {}
@@ -353,7 +357,9 @@ def matrices_of(job: GraphJob) -> dict[str, Matrix]:
 def random_matrix(
     rng: np.random.Generator, matrix: Matrix
 ) -> tuple[QuantTensor | QuantPieces | Array, Array]:
-    """What Kernels.pack takes, and its numbers in float64 [n, k]: products with unit rows are about 1."""
+    """A random input of Kernels.pack, and its numbers in float64 [n, k]: products with unit rows
+    are about 1.
+    """
     if matrix.pieces:
         pairs = [random_quantized(rng, piece) for piece in matrix.pieces]
         return QuantPieces(tuple(rows for rows, _ in pairs)), np.concatenate([plain for _, plain in pairs])
@@ -365,7 +371,7 @@ def random_matrix(
 
 
 def random_quantized(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor, Array]:
-    """A quantized matrix without pieces, and its numbers, computed after the docstring of Scales."""
+    """A quantized matrix without pieces, and its numbers, computed as the docstring of Scales says."""
     shape, levels, how = (matrix.n, matrix.k // matrix.group), 2**matrix.bits, matrix.scales
     codes = rng.integers(0, levels, (matrix.n, matrix.k)).astype(np.uint8)
     size = 1 / levels / np.sqrt(matrix.k)
@@ -392,9 +398,9 @@ def random_quantized(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTen
 def random_inputs(
     job: GraphJob, rng: np.random.Generator, pages: int = 0, context: int = 0
 ) -> dict[str, Array]:
-    """Random arrays for the inputs but the matrix; what holds places is for the test to set.
+    """Random arrays for all inputs except the matrix; the test sets those that hold places.
 
-    Of a paged job: `pages` in the cache and rows of padding only, page numbers in random order, `context`
+    For a paged job: `pages` in the cache and rows of padding only, page numbers in random order, `context`
     rows of the rotary table.
     """
     half = job.head_dim // 2 if isinstance(job, Paged) else 0
@@ -466,7 +472,7 @@ def random_inputs(
 
 
 def _alone(computed: Callable[[Any, Arrays], Array]) -> Callable[[Any, Arrays], dict[str, Array]]:
-    """The reference of a job that makes nothing but its output."""
+    """The reference of a job whose only result is its output."""
     return lambda job, arrays: {"out": computed(job, arrays)}
 
 

@@ -1,9 +1,9 @@
-"""What tests make of content, and find again by it: compiled kernels, shaders, zig's libraries.
+"""Content-addressed results that tests keep: compiled kernels, shaders, zig's libraries.
 
-It lies in one folder that outlives a run and a clone: `$NEARFAR_TEST_CACHE`, or `nearfar-tests` beside the
-user's cache of nearfar, and never in that cache itself: a test may alter what compiles kernels. The folder
-can be deleted at any time. What is in it is named by all that it was made of, so a run with it tests what a
-run without it does.
+They lie in one folder that outlives a run and a clone: `$NEARFAR_TEST_CACHE`, or `nearfar-tests` beside the
+user's cache of nearfar. They are never in that cache itself, since a test may alter the code that compiles
+kernels. The folder can be deleted at any time. The name of each entry covers everything that it was made of,
+so a run tests the same with and without the folder.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from nearfar.build.program.kept import FOLDER as KERNELS
 from nearfar.folders import cache_folder
 
 FOLDER = "NEARFAR_TEST_CACHE"
-"""The environment's variable that names another folder."""
+"""The environment variable that names another folder."""
 UNUSED = 30 * 24 * 3600  # seconds after which the folder of an unused version of zig is deleted
 MESA_LIMIT = "2G"  # Mesa's own limit, in place of a time: it deletes what was used longest ago
 
 
 def use_kept(environment: MutableMapping[str, str], now: float | None = None) -> None:
-    """Make this process, and those that it starts, keep there; what the environment says already holds.
+    """Make this process and its children keep results there; variables that are already set stay.
 
-    Each part has a bound: the kernel cache and Mesa have one of their own; zig never gives anything up, so it
-    has a folder a version, and one that no run used for a month is removed.
+    Each part has a limit: the kernel cache and Mesa have their own; zig never deletes anything, so each
+    version has a folder, which is removed when no run has used it for a month.
     """
     given = environment.get(FOLDER)
     folder = Path(given).absolute() if given else cache_folder().with_name("nearfar-tests")

@@ -33,8 +33,8 @@ class Late:
 
 
 def late(name: str, *needs: str, reason: str = "") -> Any:
-    """The module `name`, imported at first use. Where its package or one of the packages `needs` is not
-    installed, the test module is skipped, as `pytest.importorskip` does.
+    """The module `name`, imported at first use. If its package or one of the packages `needs` is not
+    installed, the test module is skipped, as by `pytest.importorskip`.
     """
     for package in (name.partition(".")[0], *needs):
         if find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""A cloud that a test of the chat page makes up: answers that it chooses, and what reached it."""
+"""A scripted cloud for tests of the chat page: a test chooses the answers and sees the requests."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ SET_CLOUD = """
 def cloud_page(
     chromium: Any, address: str, context: Any = None, pieces: Sequence[str] = ("Far.",), **options: Any
 ) -> tuple[Page, list[Any]]:
-    """A page whose cloud is made up and answers with the pieces; and the requests that reached that."""
+    """A page with a scripted cloud that answers with `pieces`, and the list of requests that reached the
+    cloud.
+    """
     # Playwright sees no requests of a page that has a service worker.
     page = new_page(chromium, address, context or chromium.new_context(service_workers="block", **options))
     asked: list[Any] = []

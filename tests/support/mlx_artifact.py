@@ -33,7 +33,7 @@ def write_mlx_artifact(out: Path, config: dict[str, Any], weights: Weights) -> P
 
 
 def change_weights(path: Path, lose: Sequence[str] = (), add: Weights | None = None) -> Path:
-    """Take tensors out of an artifact's file and put others in, as if the build had written them."""
+    """Remove tensors from an artifact's file and add others, as if the build had written it so."""
     file = path / "model.safetensors"
     tensors = {name: value for name, value in load_file(file).items() if name not in lose}
     save_file({**tensors, **(add or {})}, file, {"format": "mlx"})
@@ -47,7 +47,9 @@ def change_weights(path: Path, lose: Sequence[str] = (), add: Weights | None = N
 
 
 class Direct:
-    """An executor without an engine: sequences whose pages the test chooses, the same in every group."""
+    """An executor without an engine. The test chooses the pages of sequences, which are the same in every
+    group.
+    """
 
     def __init__(
         self, path: Path, pages: int = 128, kv_bits: int | None = None, precision: str = "f32"
@@ -67,14 +69,14 @@ class Direct:
         self._columns = -(-manifest.model.context_length // manifest.cache.page_size)
 
     def pages(self, pages: list[int], slot: int = 0) -> None:
-        """The pages of a slot's sequence."""
+        """Set the pages of a slot's sequence."""
         table = np.zeros((1, self._columns), np.int32)
         table[0, : len(pages)] = pages
         for group in self.groups:
             self.device.write(f"page_table.{group}", table, slot)
 
     def step(self, tokens: list[int], start: int, slot: int = 0) -> Any:
-        """Logits after the last token."""
+        """Run a step; gives the logits after the last token."""
         size = next(size for size in (1, 4, 16, 64, 256) if size >= len(tokens))
         positions = np.full(size, -1, np.int32)
         positions[: len(tokens)] = np.arange(start, start + len(tokens))
@@ -86,7 +88,7 @@ class Direct:
         return self.device.fetch("logits", 1)()[0]
 
     def prefill(self, tokens: list[int], slot: int = 0) -> Any:
-        """Logits after a prompt, in steps of 256 rows."""
+        """Run a prompt in steps of 256 rows; gives the logits after it."""
         for start in range(0, len(tokens), 256):
             logits = self.step(tokens[start : start + 256], start, slot)
         return logits

@@ -1,7 +1,7 @@
 """The reference executor: docs/artifact.md in NumPy float32, straight from a Hugging Face checkpoint.
 
-Written for reading, not for speed. Real executors are compared with it. The step itself is read by
-step_reference.py.
+The code is written for reading, not for speed; other executors are compared with it. step_reference.py reads
+the step itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.planned import check_pages, place
+from nearfar.edge_runtime.executors.planned import check_pages, put
 from nearfar.format.buffers import of_cache, page_table
 from nearfar.format.sampler import BOUND, COLDEST
 from nearfar.step.reading import read_model
@@ -24,8 +24,8 @@ Weights = dict[str, Array]
 
 
 class NumpyExecutor:
-    """Runs step, greedy, sample and logprobs over named buffers, as an executor does; everything happens
-    in `run`.
+    """Runs step, greedy, sample and logprobs over named buffers, as an executor does; all work is done in
+    `run`.
     """
 
     name = "numpy"
@@ -35,7 +35,7 @@ class NumpyExecutor:
         self, config: dict[str, Any], weights: Weights, *, pages: int | Sequence[int], page_size: int = 16,
         slots: int = 16,
     ) -> None:  # fmt: skip
-        """`pages`: by group, or as many for each."""
+        """`pages`: the number of pages of each group, or one number for all."""
         model = read_model(config).model
         self.reference, self.page_size = StepReference(model, weights), page_size
         vocab, context = model.vocab_size, model.context_length
@@ -73,16 +73,14 @@ class NumpyExecutor:
         self.closed = False
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
-        target = self.buffers[buffer]
-        start = place(buffer, target.shape, target.dtype, data, row, column)
-        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
+        put(self.buffers[buffer], buffer, data, row, column)
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         snapshot = self.buffers[buffer][:rows].copy()
         return lambda: snapshot
 
     def caches(self, group: int) -> dict[str, Array]:
-        """What the caches of a group keep, by name."""
+        """The content of a group's caches, by name."""
         own = (index for index, of in enumerate(self.groups) if of == group)
         return {
             name: part
@@ -125,7 +123,7 @@ class NumpyExecutor:
         )
 
     def append(self, cache: int, *parts: Array) -> None:
-        """As tests.support.step_reference.Memory asks for it: into the pages of each row's sequence."""
+        """See tests.support.step_reference.Memory: write to the pages of each row's sequence."""
         for m in np.flatnonzero(self.buffers["positions"][: len(parts[0])] >= 0):
             column, place = divmod(int(self.buffers["positions"][m]), self.page_size)
             number = self._page(cache, m, column)
@@ -150,8 +148,8 @@ class NumpyExecutor:
         self.kv[cache][0][self._page(cache, row, position // stride)] = state
 
     def seen(self, cache: int, row: int) -> tuple[Array, ...]:
-        """Likewise: what the pages of the row's sequence hold, up to its position; of a window no more
-        than that.
+        """See tests.support.step_reference.Memory: read the pages of the row's sequence up to its position,
+        or the part of them in the window.
         """
         n, size, group = int(self.buffers["positions"][row]) + 1, self.page_size, self.groups[cache]
         first = max(n - (self.looks[group].window or n), 0)

@@ -1,4 +1,4 @@
-"""An architecture on a backend beside transformers: built small, asked, compared."""
+"""Builds a small artifact of an architecture for a backend, and compares its answers with transformers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.support.cases import Case
 Array = npt.NDArray[Any]
 
 TOLERANCE = {"f32": 2e-3, "f16": 2e-2}
-"""Share of the largest logit. float32: other orders of summation, and matmuls in 16-bit fixed point on the
-cpu.
+"""Largest difference, as a share of the largest logit. float32: other orders of summation, and matmuls in
+16-bit fixed point on the cpu.
 """
 CACHE_TOLERANCE = 5e-3
-"""Where computing is in float32, and keys and values are kept in float16."""
+"""Tolerance where values are computed in float32, and keys and values are kept in float16."""
 ANSWER = 12
 SMALL = Buckets((1, 16), (1,))
-"""Both kinds of matmul, and little to compile."""
+"""Few buckets, so that little is compiled, with both kinds of matmul."""
 
 
 @contextmanager
@@ -41,8 +41,8 @@ def opened(
     device_class: DeviceClass = "software",
     buckets: Buckets = SMALL,
 ) -> Iterator[Engine]:
-    """An engine of the case on `target` or `target-precision`, built in the folder with programs of that
-    precision only.
+    """Open an engine of the case on `target` or `target-precision`. It is built in the folder, with programs
+    of that precision only.
     """
     require(backend)
     target, _, precision = backend.partition("-")
@@ -64,7 +64,9 @@ def opened(
 
 @contextmanager
 def only(target: str, precision: str) -> Iterator[None]:
-    """Within it a GPU target has programs of one precision: the others would cost as much to compile."""
+    """While the block runs, a GPU target makes programs of one precision: the others would cost as much to
+    compile.
+    """
     if target not in ("webgpu", "vulkan") or not precision:
         yield
         return
@@ -74,7 +76,9 @@ def only(target: str, precision: str) -> Iterator[None]:
 
 
 def check_answers(case: Case, engine: Engine) -> None:
-    """Logits are those of transformers in float32, and each greedy token is as good as its best."""
+    """Check that logits are those of transformers in float32, and that each greedy token is as good as its
+    best.
+    """
     tolerance = TOLERANCE[executor(engine).precision]
     if kv_dtype(engine) == "float16":
         tolerance = max(tolerance, CACHE_TOLERANCE)

@@ -1,4 +1,4 @@
-"""Where tests find the repository and Node."""
+"""Paths of the repository and of Node."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Processes and threads, as the system sees them."""
+"""Processes and threads as the operating system reports them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 LIMIT = 60.0
-"""Seconds that a forked process has before it counts as hung."""
+"""Seconds after which a forked process counts as hung."""
 
 
 def pool_threads() -> Callable[[], int]:
-    """Counts the worker threads of CPU artifacts that have started since, as the system sees them.
+    """Give a function that counts the worker threads of CPU artifacts that have started since now, as the
+    system reports them.
 
-    Those of engines that other tests left to the garbage collector may end at any moment.
+    Threads of engines that other tests left to the garbage collector may end at any moment.
     """
     before = pool_thread_ids()
     return lambda: len(pool_thread_ids() - before)
 
 
 def pool_thread_ids() -> set[str]:
-    """The ids of the worker threads that CPU artifacts have now."""
+    """The ids of the present worker threads of CPU artifacts."""
     found = set()
     for file in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # the thread has just ended
@@ -34,7 +35,9 @@ def pool_thread_ids() -> set[str]:
 
 
 def asleep(threads: set[str]) -> bool:
-    """Whether these threads come to sleep all at once, none of them for a lock that another gives back."""
+    """Whether all these threads go to sleep at the same time, and none of them waits for a lock that another
+    releases.
+    """
 
     def resting() -> int:
         before = ran(threads)
@@ -46,7 +49,7 @@ def asleep(threads: set[str]) -> bool:
 
 
 def ran(threads: set[str]) -> dict[str, int]:
-    """For how many nanoseconds each of these threads has run."""
+    """For each of these threads, the nanoseconds that it has run."""
     return {each: int(_listed(each, "schedstat").split()[0]) for each in threads}
 
 
@@ -55,7 +58,7 @@ def _listed(thread: str, name: str) -> str:
 
 
 def eventually(count: Callable[[], int], expected: int) -> bool:
-    """Whether `count` comes to what is expected: the system lists a thread a moment longer than it runs."""
+    """Whether `count` reaches the expected number: the system lists a thread a moment longer than it runs."""
     end = time.monotonic() + LIMIT
     while count() != expected and time.monotonic() < end:
         time.sleep(0.01)
@@ -63,7 +66,7 @@ def eventually(count: Callable[[], int], expected: int) -> bool:
 
 
 def forked(child: Callable[[], bool]) -> bool:
-    """What `child` gives in a forked process; False also where it raises or hangs."""
+    """The result of `child` in a forked process; False also if it raises or hangs."""
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning

@@ -1,4 +1,4 @@
-"""Jobs for the kernels that project, turn and append at once, with inputs: see gpu_jobs."""
+"""Jobs for the kernels that project, rotate and append in one launch, with inputs: see gpu_jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nearfar.kernels.contract import Packing
 from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
 from nearfar.kernels.quantized import Matrix
 
-from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, paged, paged_inputs
+from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, TWO_LEVELS, paged, paged_inputs
 from .job_reference import Array, random_inputs, random_matrix, rows
 
 Q4 = Matrix(0, 320, 4, 64)
@@ -20,7 +20,7 @@ FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     for index, (name, flags) in enumerate(ROPES.items())
     if not flags.get("norm_all")
 }
-"""What the projection does besides, and what follows."""
+"""Options of the projection, and of the rotation and append that follow."""
 HEADS = ((1, 8, 4, 8), (4, 4, 2, 16), (1, 4, 1, 80), (2, 6, 2, 96), (3, 4, 2, 128), (1, 4, 1, 256))
 HEADS += ((4, 2, 1, 512),)
 BITS = ("q2g16", "q3g64", "q4g16", "q5g128", "q6g64", "q8g32")
@@ -33,21 +33,32 @@ def job(
     linear: dict[str, Any] | None = None,
     **flags: Any,
 ) -> Project:
-    """A job of `shape` (rows, heads, kv heads, head size); the matrix has as many columns as these need."""
+    """A job of `shape` (rows, heads, kv heads, head size), with a matrix of as many columns as these need."""
     follows: RopeAppend = paged(RopeAppend, shape, dtype, **flags)
     wide = replace(matrix, n=follows.x_heads * follows.head_dim)
     return Project(Linear(shape[0], wide, "float32", dtype, **(linear or {})), follows)
 
 
 def matrices() -> dict[str, Matrix]:
-    """All bits, and dense ones."""
+    """Matrices of all bits, and dense ones."""
     return {name: SCHEMES[name] for name in BITS} | {
         "f32": replace(MATRICES["f32odd"], k=172), "f16": MATRICES["f16"], "q8g32s": SCALES_ALONE["q8g32s"],
-    }  # fmt: skip
+    } | {name: TWO_LEVELS[name] for name in ("q4g32k6o", "q6g16k8")}  # fmt: skip
+
+
+def mixed(shape: tuple[int, int, int, int], dtype: str, **flags: Any) -> Project:
+    """A job whose v is stored in another way than q and k, as in a file in Q4_K_M."""
+    made = job(shape, dtype, linear={"norm": 1e-5, "bias": True}, **flags)
+    v = made.paged.kv_heads * made.paged.head_dim
+    wide, high = (replace(TWO_LEVELS[name], k=512) for name in ("q4g32k6o", "q6g16k8"))
+    matrix = Matrix.of([replace(wide, n=made.linear.matrix.n - v), replace(high, n=v)])
+    return replace(made, linear=replace(made.linear, matrix=matrix))
 
 
 def arrays(packing: Packing, project: Project, seed: int = 1) -> dict[str, Array]:
-    """Inputs of a job, `out` and the numbers of the matrix; the last of several rows is of padding."""
+    """Inputs of a job, with `out` and the numbers of the matrix; if there are several rows, the last is
+    padding.
+    """
     rng = np.random.default_rng(seed)
     linear, follows = project.linear, project.paged
     made = paged_inputs(follows, rng)

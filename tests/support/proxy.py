@@ -1,4 +1,4 @@
-"""A TCP proxy that a test can cut: what the network does to a server's answers."""
+"""A TCP proxy that a test can cut, as a network does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Forwards connections to a port; counts them; cuts an answer after so many of its bytes (once)."""
+    """Forwards connections to a port and counts them; can cut an answer after a number of its bytes
+    (once).
+    """
 
     def __init__(self, target: int, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.target = target
@@ -23,12 +25,12 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The proxy's address."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def down(self) -> bool:
-        """Whether the server behind it is gone: connections end, also those that clients keep open."""
+        """Whether the server counts as gone: then connections end, also those that clients keep open."""
         return self._down
 
     @down.setter

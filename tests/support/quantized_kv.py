@@ -1,4 +1,4 @@
-"""A quantized cache in NumPy: rows to codes with a scale and an offset a group, and back."""
+"""A quantized cache in NumPy: converts rows to codes with a scale and an offset for each group, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Array = npt.NDArray[Any]
 def parts(rows: Array, kv_dtype: str, weights: Array | None = None) -> dict[str, Array]:
     """Codes as words, scales and biases of rows [..., head_dim], as Executor.read_pages names them.
 
-    `weights`, as wide as rows: by which what the codes leave moves the biases (nearfar.format.kv.rounding).
+    `weights`, as wide as rows: the weights by which rounding errors move the biases
+    (nearfar.format.kv.rounding).
     """
     bits, head_dim = BITS[kv_dtype], rows.shape[-1]
     group = group_size(head_dim, bits)
@@ -40,7 +41,7 @@ def parts(rows: Array, kv_dtype: str, weights: Array | None = None) -> dict[str,
 
 
 def rows(parts: dict[str, Array], kv_dtype: str) -> Array:
-    """The values [..., head_dim] that the parts stand for, float32."""
+    """Dequantize the parts to float32 [..., head_dim]."""
     held = np.ascontiguousarray(parts["codes"]).view(np.uint8)
     if BITS[kv_dtype] == 4:
         held = np.stack([held & 15, held >> 4], axis=-1).reshape(*held.shape[:-1], -1)
@@ -50,7 +51,7 @@ def rows(parts: dict[str, Array], kv_dtype: str) -> Array:
 
 
 def rounded(values: Array, kv_dtype: str, weights: Array | None = None) -> Array:
-    """Values as a cache of this type has them."""
+    """Round values as a cache of this dtype does."""
     if kv_dtype not in BITS:
         return values.astype(kv_dtype)
     return rows(parts(values, kv_dtype, weights), kv_dtype)
@@ -59,9 +60,9 @@ def rounded(values: Array, kv_dtype: str, weights: Array | None = None) -> Array
 def check(
     got: Array, want: Array, before: Array, kv_dtype: str, weights: Array | None = None, alike: float = 0.9
 ) -> None:
-    """A cache is what its codes make of `want`, where a code may be the next one: sums of another order fall
-    on the other side of the middle of two. Of the rows that are not as `before`, at least a share of `alike`
-    is without that, so that what moves all of a group is seen.
+    """Check a cache against the codes of `want`. A code may be off by one, because sums in another order can
+    fall on the other side of the middle of two codes. Of the rows that differ from `before`, at least the
+    share `alike` must match exactly, so that an error of a whole group is noticed.
     """
     made = parts(want, kv_dtype, weights)
     step = np.repeat(made["scales"].astype(np.float64), want.shape[-1] // made["scales"].shape[-1], axis=-1)

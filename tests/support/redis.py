@@ -13,8 +13,8 @@ import pytest
 
 
 class RedisServer:
-    """On a free port of 127.0.0.1, writing nothing to disk. Skips the test where Redis or its client is
-    missing.
+    """A server on a free port of 127.0.0.1 that writes nothing to disk. Skips the test where Redis or its
+    client is missing.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -151,11 +151,13 @@ MACHINES: dict[str, Callable[[Json], Step]] = {
     "ledger": ledger,
     "speed": speed,
 }
-"""By the name of the file: how its machine is made of a scenario's config."""
+"""For each file, the function that makes its machine from a scenario's config."""
 
 
 def same(found: Any, recorded: Any) -> bool:
-    """Equal; numbers to 1e-9, for exp and log may differ in their last bit between languages."""
+    """Whether values are equal; numbers within 1e-9, because exp and log may differ in their last bit between
+    languages.
+    """
     if isinstance(found, dict) and isinstance(recorded, dict):
         return found.keys() == recorded.keys() and all(same(found[key], recorded[key]) for key in found)
     if isinstance(found, list | tuple) and isinstance(recorded, list | tuple):

@@ -1,4 +1,6 @@
-"""Chat templates that use all that the web engine knows, and what hypothesis makes others of."""
+"""Chat templates that use everything that the web engine supports, and a hypothesis strategy that varies
+them.
+"""
 # ruff: noqa: E501 (a template is easier to read in one line)
 
 EACH = "{%% for m in messages %%}[%s]{%% endfor %%}"

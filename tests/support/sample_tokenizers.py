@@ -44,7 +44,7 @@ NASTY = [
 
 
 def real_texts(data: Path) -> list[str]:
-    """Several KB of each kind of text, from the start and from the middle."""
+    """Several KB of each kind of text, from its start and from its middle."""
     files = [
         data / "text/heldout.txt",
         data / "text/tinyshakespeare/input.txt",
@@ -271,7 +271,7 @@ _MORE_TOKENS = {
 
 
 def made_up() -> dict[str, Tokenizer]:
-    """Small tokenizers with every step that the web engine follows, by name."""
+    """Small tokenizers with every step that the web engine supports, by name."""
     made: dict[str, Tokenizer] = {}
     for model, new in (("unigram", _unigram), ("bpe", _bpe)):
         for name, step in _PRE_TOKENIZERS.items():

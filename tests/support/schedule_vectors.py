@@ -27,7 +27,7 @@ class Replay:
         self._flying: Step | None = None
 
     def run(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Run an entry of the script; the entry as it should be written."""
+        """Run an entry of the script; gives the entry in its recorded form."""
         scheduler = self._scheduler
         match entry:
             case {"add": name, "prompt": ranges, "limit": limit}:

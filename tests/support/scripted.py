@@ -1,6 +1,4 @@
-"""An HTTP server that plays the hand-over's events: each time that it is asked for an answer, the next
-part.
-"""
+"""An HTTP server that plays the events of the hand-over: each request for an answer gets the next part."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ TOOL = {"index": 0, "id": "t", "type": "function", "function": {"name": "go", "a
 
 
 class ScriptedServer:
-    """Plays `parts`, each a list of events (see tests/vectors/routing/handover_scripts.py). `left`: those
-    not played.
+    """Plays `parts`, each a list of events (see tests/vectors/routing/handover_scripts.py). `left`: the parts
+    that were not played.
     """
 
     def __init__(self, parts: list[list[str]]) -> None:
@@ -35,7 +33,7 @@ class ScriptedServer:
 
     @property
     def left(self) -> int:
-        """Parts that nobody asked for."""
+        """The number of parts that nobody requested."""
         return len(self._parts)
 
     def __enter__(self) -> ScriptedServer:
@@ -46,7 +44,7 @@ class ScriptedServer:
         self._server.server_close()
 
     def _serve(self, handler: Any, head: bytes) -> bool:
-        """One request. Gives whether the connection stays."""
+        """Answer one request. Returns whether the connection stays open."""
         length = 0
         while (line := handler.rfile.readline()) not in (b"\r\n", b""):
             if line.lower().startswith(b"content-length:"):
@@ -75,7 +73,7 @@ class ScriptedServer:
         return True
 
     def _play(self, handler: Any, words: list[str]) -> bool:
-        """One event. Gives whether the connection stays."""
+        """Play one event. Returns whether the connection stays open."""
         match words:
             case ["piece", _, count, *more]:
                 delta = {"tool_calls": [TOOL]} if "calls" in more else {"content": "x "}

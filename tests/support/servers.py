@@ -1,4 +1,4 @@
-"""Servers over the tiny model: in a thread, on a free port, with everything that a test may want to turn."""
+"""Servers over the tiny model: in a thread, on a free port, with all the options that a test may set."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def tokenizer_directory(path: Path, template: str = tiny.TEMPLATE) -> Path:
 
 
 def tiny_core(*, pages: int = 256, slots: int = 8, context: int = 1024) -> EngineCore:
-    """The tiny model with a longer context: descriptions of tools are long in a token a byte.
+    """The tiny model with a longer context: descriptions of tools are long where each byte is a token.
 
-    A device that has failed is opened again, as a loaded engine's is; here it is the same one, working again.
+    A failed device is opened again, as in a loaded engine; here it is the same device, which works again.
     """
     config = {**tiny.CONFIG, "max_position_embeddings": context}
     executor = NumpyExecutor(config, tiny.weights(), pages=pages, page_size=16, slots=slots)
@@ -109,7 +109,7 @@ class RunningServer:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The server's address."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -118,7 +118,7 @@ class RunningServer:
         return len(self._server.server_state.connections)
 
     def connected(self, port: int) -> bool:
-        """Whether the client with this port of its own is connected."""
+        """Whether the client with this local port is connected."""
         clients = [connection.client for connection in list(self._server.server_state.connections)]
         return any(client is not None and client[1] == port for client in clients)
 
@@ -132,7 +132,7 @@ class RunningServer:
 
     @property
     def loop_seconds(self) -> float:
-        """Processor time of its event loop's thread: other threads and processes do not change it."""
+        """CPU seconds of the event loop's thread; other threads and processes do not change them."""
 
         async def now() -> float:
             return time.thread_time()
@@ -141,7 +141,7 @@ class RunningServer:
         return seconds
 
     def join(self) -> None:
-        """Wait until it has stopped."""
+        """Wait until the server has stopped."""
         self._thread.join()
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class RunningServer:
         self._thread.join(30)
 
     def cut(self) -> None:
-        """Have the event loop stop listening and cut every connection next."""
+        """Make the event loop stop listening and cut every connection."""
 
         def cut() -> None:
             self._socket.close()
@@ -196,7 +196,7 @@ class RunningServer:
 
 
 class Front:
-    """`nearfar serve` as a process, in front of a server of ours: it needs no model of its own."""
+    """`nearfar serve` as a process in front of one of our servers, so that it needs no model."""
 
     def __init__(self, inner: RunningServer, folder: Path, *arguments: str) -> None:
         self.log = folder / "stderr.txt"

@@ -1,4 +1,4 @@
-"""A tiny checkpoint whose answer is known: a Llama in which each token alone decides the next one."""
+"""A tiny checkpoint with a known answer: a Llama in which each token alone determines the next one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def make(
     tokenizer_config: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint that answers `says`, END, and `says` again, whatever it is asked.
+    """Write a checkpoint that answers `says`, END, and `says` again, whatever the prompt is.
 
-    `says`: different characters of ASCII. `config`, `tokenizer_config`, `tokenizer`: what their files say
-    beside, or instead (None: not).
+    `says`: different ASCII characters. `config`, `tokenizer_config`, `tokenizer`: entries that these files
+    get in addition or instead; None removes an entry.
     """
     path.mkdir(parents=True, exist_ok=True)
     ids = tiny.tokenizer().get_vocab(True)

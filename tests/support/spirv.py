@@ -21,7 +21,7 @@ class Instruction:
 
 
 def instructions(code: bytes) -> list[Instruction]:
-    """All instructions in order; checks the header."""
+    """All instructions in order, after checking the header."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     assert words[:3] == (0x07230203, 0x00010500, 0)
     assert words[4] == 0
@@ -41,7 +41,7 @@ def count(code: bytes, op: Op) -> int:
 
 
 def validate(code: bytes) -> None:
-    """As Vulkan 1.2 wants it, says spirv-val."""
+    """Validate a module for Vulkan 1.2 with spirv-val."""
     if shutil.which("spirv-val") is None:
         pytest.skip("spirv-val is not installed (Debian: spirv-tools)")
     done = subprocess.run(["spirv-val", "--target-env", "vulkan1.2", "-"], input=code, capture_output=True)

@@ -1,6 +1,6 @@
 """The list of a step in NumPy, row by row, over any memory of keys and values.
 
-What an operation computes stands in nearfar.build.calibration.operations. Every other reader is compared with
+nearfar.build.calibration.operations defines what an operation computes. Every other reader is compared with
 this one, and this one with transformers (tests/unit/test_models.py).
 """
 
@@ -26,14 +26,14 @@ Tensors = Mapping[str, Array]
 
 
 class Memory(Protocol):
-    """Where keys and values lie between steps."""
+    """The keys and values that are kept between steps."""
 
     def append(self, cache: int, *parts: Array) -> None:
         """Keep keys and values of the step's rows, or one tensor: each [M, kv_heads, head_dim]."""
         ...
 
     def seen(self, cache: int, row: int) -> tuple[Array, ...]:
-        """What was kept of the row's sequence, up to its position: [positions, kv_heads, head_dim]. At least
+        """The kept values of the row's sequence up to its position, [positions, kv_heads, head_dim]: at least
         the positions of the cache's window.
         """
         ...
@@ -43,12 +43,12 @@ class Memory(Protocol):
         ...
 
     def keep(self, cache: int, row: int, state: Array) -> None:
-        """Keep the state of the row's sequence behind its position."""
+        """Keep the state of the row's sequence after its position."""
         ...
 
 
 class Sequence:
-    """The memory of one sequence, whose rows come in any order."""
+    """The memory of one sequence, whose rows may come in any order."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[int, tuple[Array, ...]]] = {}
@@ -109,7 +109,9 @@ class StepReference:
         return np.concatenate(found)
 
     def run(self, tokens: Array, positions: Array, memory: Memory, logit_rows: Array | None = None) -> Array:
-        """A step: float [rows, vocab] of the rows asked for, None: of all; those at −1 are padding."""
+        """Run a step; gives logits float [rows, vocab] of `logit_rows` (None: all rows). Rows at position −1
+        are padding.
+        """
         out = np.zeros(0)
         self.values = {}
         run = _Rows(self, tokens, positions, memory, logit_rows)
@@ -118,7 +120,7 @@ class StepReference:
         return out
 
     def _weight(self, param: Param, tensors: Tensors) -> Array:
-        """Pieces stacked, their rows in order, as offset + scale · what they hold."""
+        """Stack the pieces with their rows in order, and compute offset + scale · value."""
         parts = []
         for piece in param.pieces:
             whole = tensors[piece.tensor].swapaxes(-1, -2) if piece.transposed else tensors[piece.tensor]

@@ -1,4 +1,4 @@
-"""A command in a terminal of its own, and what a person sees there."""
+"""Runs a command in a pseudo-terminal, and gives what a person would see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASTE = "\x1b[200~{}\x1b[201~"
 
 
 class Terminal:
-    """Runs `nearfar` with these arguments. `raw`: all that it wrote, escapes included."""
+    """Runs `nearfar` with these arguments. `raw`: everything that it wrote, escapes included."""
 
     def __init__(
         self, *arguments: object, home: Path, program: str = sys.executable, **environment: str
@@ -44,7 +44,7 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What is on the screen and above it, without blanks at the ends."""
+        """The lines on the screen and above it, without trailing blanks."""
         above = ["".join(row[x].data for x in range(COLUMNS)) for row in self._screen.history.top]
         return [line.rstrip() for line in (*above, *self._screen.display)]
 
@@ -58,7 +58,7 @@ class Terminal:
         self._child.send(keys)
 
     def until(self, seen: Callable[[str], bool] | str, limit: float = 30.0) -> str:
-        """Wait until the text is so, or has this in it."""
+        """Wait until the text contains `seen`, or until `seen` accepts it."""
         wanted = seen if callable(seen) else lambda text: seen in text
         end = time.monotonic() + limit
         while not wanted(self.text):
@@ -67,7 +67,7 @@ class Terminal:
         return self.text
 
     def end(self) -> int:
-        """The exit code, when it has ended."""
+        """Wait for the command to end; gives the exit code."""
         while self._read(60.0):
             pass
         self._child.close()

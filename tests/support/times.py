@@ -45,13 +45,13 @@ class Times:
     collection: float = 0.0
     """CPU seconds of imports and collection, all processes together."""
     tests: dict[str, Spent] = field(default_factory=dict)
-    """By node id: set-up, call and tear-down together."""
+    """Set-up, call and tear-down together, by node id."""
     fixtures: dict[str, Spent] = field(default_factory=dict)
-    """By `scope name`: set-up without the set-up of the fixtures that it asks for."""
+    """Set-up without that of the fixtures that it needs, by `scope name`."""
 
     @property
     def files(self) -> dict[str, Spent]:
-        """By test file."""
+        """Measurements summed by test file."""
         found: dict[str, Spent] = {}
         for node, spent in self.tests.items():
             found.setdefault(node.partition("::")[0], Spent()).add(spent)
@@ -96,7 +96,7 @@ def _running(pid: int) -> Iterator[float]:
 
 
 def processor() -> str:
-    """The name of the processor, and how many of it there are."""
+    """The name of the processor, and the number of processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -194,7 +194,9 @@ def install(config: pytest.Config) -> Collector | None:
 
 
 def tables(times: Times, most: int = 40) -> str:
-    """Markdown tables: files, fixtures and single tests, the dearest first, at most `most` rows each."""
+    """Markdown tables of files, fixtures and single tests, the most expensive first, at most `most` rows
+    each.
+    """
     total = sum(spent.cpu for spent in times.tests.values())
     lines = [
         f"{times.processor}: {len(times.tests):,} tests, {times.wall / 60:.1f} minutes, "

@@ -1,4 +1,4 @@
-"""A tiny random llama with a byte tokenizer: everything that a test of the engine needs, with no file from
+"""A tiny random llama with a byte tokenizer: everything that a test of the engine needs, without files from
 outside.
 """
 
@@ -76,7 +76,7 @@ def weights(config: dict[str, Any] = CONFIG, seed: int = 0) -> Weights:
 def manifest_dict(
     config: dict[str, Any] = CONFIG, *, page_size: int = 16, slots: int = 8, target: str = "cpu"
 ) -> dict[str, Any]:
-    """A manifest of the model, of whose weights it lists only the frequencies, and no kernels."""
+    """A manifest of the model. Of the weights it lists only the frequencies, and it has no kernels."""
     model = read_model(config).model
     step = model.step
     head_dim = next((c.head_dim for c in step.caches if c.parts == "kv"), 0)
@@ -168,8 +168,8 @@ def core(
     config: dict[str, Any] = CONFIG,
     made: Weights | None = None,
 ) -> EngineCore:
-    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: of
-    each group. `made`: weights of another architecture.
+    """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: pages
+    of each group. `made`: weights of another architecture.
     """
     tensors = weights(config, seed) if made is None else made
     executor = NumpyExecutor(config, tensors, pages=pages, page_size=page_size, slots=slots)
@@ -180,7 +180,7 @@ def core(
 
 
 def tokenizer() -> Tokenizer:
-    """One token a byte, then the special tokens."""
+    """A tokenizer with one token for each byte, then the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -232,7 +232,7 @@ def save_manifest(path: Path, data: dict[str, Any]) -> None:
 
 
 def edit_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change what the manifest of an artifact says, as if the build had said so."""
+    """Change an artifact's manifest, with a new digest, as if the build had written it so."""
     data = json.loads((path / "manifest.json").read_text())
     change(data)
     save_manifest(path, data)

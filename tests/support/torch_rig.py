@@ -1,4 +1,4 @@
-"""The torch engine without its process: requests in, all their events out."""
+"""The torch engine without its process: takes requests, and gives all their events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.edge_runtime.grammars import key_of
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendEvent, Sampling, TokenRequest
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit
 from nearfar.fallback_server.torch_engine.options import TorchOptions
@@ -34,7 +34,7 @@ def model(path: Path, native: bool = True) -> PagedModel:
 
 
 class Rig:
-    """An engine with a cache of its own over a model that others use too."""
+    """An engine with its own cache over a model that others use too."""
 
     def __init__(self, path: Path, *, pages: int | None = None, **options: Any) -> None:
         loaded = model(path, options.get("native", True))
@@ -59,7 +59,7 @@ class Rig:
         )
 
     def submit(self, request: TokenRequest) -> None:
-        """Check and queue a request, its grammar compiled."""
+        """Check and queue a request, with its grammar compiled."""
         request = checked(request, self.engine.info, self.options)
         key = None
         if request.grammar is not None:
@@ -67,8 +67,8 @@ class Rig:
             self.engine.handle(Learn(key, self.compile()(request.grammar).serialize_json()))
         self.engine.handle(Submit(request, key))
 
-    def events(self, request_id: str) -> list[TokenEvent]:
-        """What has been said of a request; raises what it was refused with."""
+    def events(self, request_id: str) -> list[BackendEvent]:
+        """The events of a request so far; raises the error with which it was rejected."""
         found = []
         for message in self.said:
             if isinstance(message, Stepped):
@@ -77,8 +77,8 @@ class Rig:
                 raise RequestError(message.message, message.param)
         return found
 
-    def run(self, requests: Sequence[TokenRequest]) -> list[list[TokenEvent]]:
-        """All events of these requests, begun together."""
+    def run(self, requests: Sequence[TokenRequest]) -> list[list[BackendEvent]]:
+        """Run these requests together; gives all their events."""
         for request in requests:
             self.submit(request)
         for _ in range(20_000):
@@ -90,7 +90,7 @@ class Rig:
         return [self.events(request.id) for request in requests]
 
     def tokens(self, requests: Sequence[TokenRequest]) -> list[list[int | None]]:
-        """Only the tokens."""
+        """Run these requests together; gives their tokens."""
         return [[event.token for event in events] for events in self.run(requests)]
 
     def assert_empty(self) -> None:

@@ -1,7 +1,6 @@
-"""A WebGPU artifact written by hand from docs/artifact.md: a "model" that recites a text, whatever it is
-asked.
+"""A WebGPU artifact written by hand from docs/artifact.md: a "model" that recites a text for every prompt.
 
-Position p is followed by token p + 1 of the text, so answers are known, loading takes no time, and tests of
+Position p is followed by token p + 1 of the text. So answers are known, loading takes no time, and tests of
 the page and of the runtime around the kernels need no compiler.
 """
 
@@ -50,7 +49,7 @@ CONTEXT, HEAD_DIM = 1024, 4
 SHARD_BYTES = 4096
 
 WASTED = "wasted"
-"""In STEP: the rounds of a loop that changes nothing."""
+"""The name in STEP for the number of rounds of a loop that changes nothing."""
 STEP_ACCESS = ["read", "read", "read", "read_write"]
 
 STEP = f"""
@@ -109,7 +108,7 @@ fn score(@builtin(workgroup_id) id : vec3<u32>) {{
 
 
 def heldout_script(characters: int) -> tuple[Any, list[int]]:
-    """A tokenizer, and the tokens of the beginning of a text: what an artifact may recite."""
+    """A tokenizer, and the tokens of the beginning of a text, for an artifact to recite."""
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(shared_data("models", "classics-7M", "tokenizer.json")))
     text = shared_data("text", "heldout.txt").read_text(encoding="utf-8")[:characters]
@@ -121,7 +120,8 @@ def write_toy_artifact(
 ) -> Path:
     """Write OUT/webgpu: it recites the token ids of `script`, with the tokenizer of `checkpoint`.
 
-    With a program for each of `classes`, whose steps waste so many rounds of a loop; else just one, "f32".
+    It has a program for each of `classes`, whose steps waste this many rounds of a loop; without classes,
+    just one program, "f32".
     """
     root = out / "webgpu"
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))

@@ -14,7 +14,8 @@ import hashlib
 import os
 import subprocess
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
@@ -32,15 +33,17 @@ _TURNS = 5040
 
 
 def in_turns(*names: str) -> pytest.MarkDecorator:
-    """Marks a test of which a run takes one combination of the parameters `names` for each of the others."""
+    """Marks a test: for each combination of its other parameters, a run takes one combination of the
+    parameters `names`.
+    """
     return getattr(pytest.mark, _MARK)(*names)
 
 
 def paired(firsts: Sequence[First], seconds: Sequence[Second]) -> list[tuple[First, Second]]:
-    """Each of the firsts with one of the seconds in this turn, with each of them where all turns run.
+    """Pair each of the firsts with one of the seconds in this turn; with each of them if all turns run.
 
-    For the params of a fixture that is dear to make (an artifact, an engine): a mark would let each test of
-    the file choose another one.
+    It is for the params of a fixture that is expensive to make (an artifact, an engine): with a mark, each
+    test of the file could choose another one.
     """
     number = turn()
     if number is None:
@@ -48,10 +51,35 @@ def paired(firsts: Sequence[First], seconds: Sequence[Second]) -> list[tuple[Fir
     return [(first, seconds[(number + at) % len(seconds)]) for at, first in enumerate(firsts)]
 
 
+def share(cases: Sequence[First], parts: int, kind: Callable[[First], str] | None = None) -> list[First]:
+    """Every `parts`-th of the cases in this turn, and others in the next: `parts` turns in a row run all.
+    All cases where all turns run. With `kind`, every `parts`-th of the cases of each kind.
+
+    For cases that are dear before a test asks for them (jobs that a fixture compiles as one library), and
+    for long lists of cases of which many are much alike.
+    """
+    number = turn()
+    if number is None:
+        return list(cases)
+    kinds: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    chosen = []
+    for at, case in enumerate(cases):
+        if kind is None:
+            place = at + at // parts  # cases come in twos and fours: or a size would always meet one target
+        else:
+            name = kind(case)
+            place = kinds.setdefault(name, len(kinds)) + seen[name]
+            seen[name] += 1
+        if (number + place) % parts == 0:
+            chosen.append(case)
+    return chosen
+
+
 def opposed(pair: tuple[Any, Any], *choices: tuple[Any, Any]) -> list[tuple[Any, ...]]:
-    """Both of a pair, the first with one combination of the choices in this turn, the second with that which
-    differs in all of them: so each run has all that is chosen from. With all combinations where all turns
-    run. For what is dear to make, as with `paired`.
+    """Both of a pair: the first with one combination of the choices in this turn, the second with the
+    combination that differs in all of them, so that each run has every choice. All combinations if all turns
+    run. It is for what is expensive to make, like `paired`.
     """
     combinations = list(product(*choices))
     number = turn()
@@ -61,7 +89,7 @@ def opposed(pair: tuple[Any, Any], *choices: tuple[Any, Any]) -> list[tuple[Any,
 
 
 def turn() -> int | None:
-    """The turn of this run; None where all turns run. ValueError if the variable holds anything else."""
+    """The turn of this run; None if all turns run. Raises ValueError if the variable has any other value."""
     given = os.environ.get(VARIABLE)
     if given == ALL:
         return None
@@ -81,7 +109,7 @@ def told() -> str:
 
 
 def _content() -> str:
-    """The digest of the commit's content; outside of a git checkout, of the paths and sizes of the tests."""
+    """The digest of the commit's content; outside a git checkout, of the paths and sizes of the tests."""
     told = subprocess.run(
         ["git", "rev-parse", "HEAD^{tree}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -111,7 +139,7 @@ def select(items: Sequence[pytest.Item], number: int) -> tuple[list[pytest.Item]
 
 
 def _place(item: Any) -> tuple[tuple[str, str], str]:
-    """What an item shares with those of which one runs in a turn, and its combination."""
+    """The key that items share of which one runs in a turn, and the item's combination."""
     names = {name for mark in item.iter_markers(_MARK) for name in mark.args}
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     lacking = names - set(given)

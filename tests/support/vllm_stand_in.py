@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Speaks vLLM's command line and HTTP as far as a front uses them; the prompt tells what to do.
+"""Implements as much of vLLM's command line and HTTP interface as a front uses; prompts control it.
 
-"die" ends the process in the middle of an answer, "hang" makes /health fail from then on.
+"die" ends the process in the middle of an answer; "hang" makes /health fail from then on.
 """
 
 import argparse

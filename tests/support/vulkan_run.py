@@ -74,7 +74,7 @@ class Device:
         self._kept: OrderedDict[tuple[bytes, str, int], Pipeline] = OrderedDict()
 
     def _open(self) -> None:
-        """What the device offers of features that kernels may need is switched on as it was found."""
+        """Open the device with those of the features that kernels may need that it offers."""
         extensions = {e.extensionName for e in vk.vkEnumerateDeviceExtensionProperties(self._gpu, None)}
         more = [name for name in (DOT_PRODUCT, COOPERATIVE) if name in extensions]
         together = vk.VkPhysicalDeviceCooperativeMatrixFeaturesKHR()
@@ -100,7 +100,7 @@ class Device:
         vk.vkGetPhysicalDeviceProperties2(self._gpu, vk.VkPhysicalDeviceProperties2(pNext=self.subgroup))
 
     def run(self, module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays, in the order of the module's bindings, after one dispatch."""
+        """Run one dispatch; gives the arrays afterwards, in the order of the module's bindings."""
         held = [self._buffer(array) for array in arrays]
         made = self._pipeline(module, len(held))
         sizes = [vk.VkDescriptorPoolSize(STORAGE, len(held))]
@@ -130,7 +130,7 @@ class Device:
         return out
 
     def _pipeline(self, module: Module, bound: int) -> Pipeline:
-        """A kernel over so many buffers, made again only if others have pushed it out since."""
+        """A kernel over `bound` buffers, made again only if it has been evicted."""
         key = module.code, module.entry, bound
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -155,7 +155,7 @@ class Device:
         return self._kept[key]
 
     def _buffer(self, array: np.ndarray) -> tuple[Any, Any, Any]:
-        """A buffer with the array in it, its memory, and that as the host sees it."""
+        """A buffer that contains the array, its memory, and the host's view of the memory."""
         data = np.ascontiguousarray(array).tobytes() or bytes(4)
         info = vk.VkBufferCreateInfo(size=-(-len(data) // 4) * 4, usage=vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT)
         buffer = vk.vkCreateBuffer(self._device, info, None)
@@ -198,14 +198,14 @@ def device() -> Device:
 
 
 def require(module: Module) -> None:
-    """Skip where the device lacks what the module needs."""
+    """Skip the test where the device lacks a feature that the module needs."""
     missing = {name for name in module.features if not name.startswith("subgroup")} - device().features
     if missing or module.subgroup_size > device().subgroup.subgroupSize:
         pytest.skip(f"the device lacks {', '.join(missing) or 'a wide enough subgroup'}")
 
 
 def run_module(module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The arrays after a kernel; they come and go in the order of its PrimFunc's parameters."""
+    """Run a kernel; arrays are given and returned in the order of its PrimFunc's parameters."""
     require(module)
     out = list(arrays)
     after = device().run(module, [arrays[i] for i in module.params])
@@ -215,18 +215,18 @@ def run_module(module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]
 
 
 def launch(func: tirx.PrimFunc, *arrays: np.ndarray) -> np.ndarray:
-    """The last array after the kernel."""
+    """Run a kernel; gives the last array afterwards."""
     return run_module(module_of(func), arrays)[-1]
 
 
 def finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A kernel for our own lowering, which leaves barriers as they are written."""
+    """Mark a kernel for our own lowering, which keeps barriers as they are written."""
     return select(func, [str(param.name) for param in func.params], "kernel")
 
 
 def run(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays after the launches of a job, whose modules must be valid. They say which features they
-    need.
+    """Run the launches of a job; gives the arrays afterwards. The modules must be valid and declare the
+    features that they need.
     """
     held = dict(arrays)
     for i, (shape, dtype) in enumerate(staged.scratch):

@@ -1,7 +1,8 @@
-"""What each class of devices wants of its kernels and plans: bounds on figures, in one table.
+"""Bounds on the figures of kernels and plans for each class of devices, in one table.
 
-Bytes in flight hide the latency of memory: two times bandwidth times latency (0.5 to 0.7 µs). The bounds of
-`software`, where processors imitate a GPU, are what its kernels reach: a line not to fall behind.
+Bytes in flight hide the latency of memory: they should be twice the bandwidth times the latency (0.5 to 0.7
+µs). The bounds of `software`, where processors emulate a GPU, are the figures that its kernels reach, so that
+a regression is noticed.
 """
 
 from __future__ import annotations
@@ -21,31 +22,35 @@ from nearfar.targets.gpu.kernels.linear.matvec import groups, takes
 Kind = Literal["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"]
 """gathering: a matvec whose rows are attention in parts."""
 FEW_ROWS, MANY_ROWS = 4, 256
-"""Up to the one a matvec is wanted, at the other bounds on the work for a byte hold."""
+"""Up to FEW_ROWS rows, a matvec is wanted; from MANY_ROWS on, the bounds on the operations for a
+byte apply.
+"""
 MEGABYTE = 1 << 20
 SLACK = 1.01
-"""A norm has a barrier of its own, and sums over workgroups that were not looked at are not whole numbers."""
+"""A tolerance: a norm has a barrier of its own, and sums over workgroups are sampled, so they are not whole
+numbers.
+"""
 
 
 SCALES = 1.2
-"""Two tiles of a group may both read its scale, which is a ninth of a matrix of q4 in groups of 64."""
+"""Two tiles of a group may both read its scale, which takes a ninth of a q4 matrix in groups of 64."""
 GATHERING, PARTS, PARTS_OPERATIONS = 2, 4, 2.4
-"""What attention in parts costs a matvec: barriers, after the parts' weights and after the rows; loads of
-parts for a load of the matrix, and products for a weight, when there are 16.
+"""The additional cost of a matvec over attention in parts: barriers, after the parts' weights and after the
+rows; loads of parts for each load of the matrix, and products for each weight, with 16 parts.
 """
 REUSE = 0.9
-"""Share of the most products for a fetched byte that a tile can have."""
+"""The share that a tile should reach of its largest possible number of products for a fetched byte."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and the most that figures may be. One that is None for a kernel is not held to."""
+    """The least and the most that figures may be. A figure that is None for a kernel is not checked."""
 
     least: Mapping[str, float] = field(default_factory=dict)
     most: Mapping[str, float] = field(default_factory=dict)
 
     def missed(self, figures: Figures) -> dict[str, str]:
-        """The figures that are out of bounds, each with what it is and should be."""
+        """The figures that are out of bounds, each with its value and its bound."""
         found = {}
         for name, bound in self.least.items():
             value = getattr(figures, name)
@@ -58,12 +63,12 @@ class Bounds:
         return found
 
     def __or__(self, other: Bounds) -> Bounds:
-        """Both; of what both bound, the other's."""
+        """Both bounds; where both have one, that of `other` counts."""
         return Bounds({**self.least, **other.least}, {**self.most, **other.most})
 
 
 EVERY = Bounds(most={"storage_buffers": 8, "threads_per_workgroup": 256, "largest_binding": 128 * MEGABYTE})
-"""What WebGPU guarantees. A binding is held to it where it is a matrix: see `wanted`."""
+"""The limits that WebGPU guarantees. A binding is checked only if it is a matrix: see `wanted`."""
 # Two tiles of 64 by 64 with their scales do not fit into 16 KB; a discrete GPU has 64 KB and more, of which
 # two workgroups use 48.
 WANTED: dict[Name, dict[Kind, Bounds]] = {
@@ -124,13 +129,13 @@ WANTED: dict[Name, dict[Kind, Bounds]] = {
 
 LAUNCHES_A_LAYER = 6
 PIPELINES = 60
-"""Kernels of a program."""
+"""The most kernels of a program."""
 WRITTEN = 0.01
-"""Share of the bytes of the weights that a token's launches may write."""
+"""The most bytes that a token's launches may write, as a share of the weights' bytes."""
 
 
 def kind_of(job: Job) -> Kind:
-    """Which bounds a job's first launch is held to."""
+    """The kind of bounds that apply to a job's first launch."""
     if isinstance(job, Project):
         return "project"
     if isinstance(job, Linear):
@@ -162,7 +167,7 @@ def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
 
 
 def _gathering(device: DeviceClass) -> Bounds:
-    """A matvec's, and what its rows cost."""
+    """The bounds of a matvec, with the cost of gathering its rows."""
     matvec = WANTED[device.name]["matvec"]
     operations = matvec.most["operations_per_weight"] + PARTS_OPERATIONS
     beside = {"barriers": 1 + GATHERING, "x_loads": PARTS, "operations_per_weight": operations}
@@ -170,14 +175,18 @@ def _gathering(device: DeviceClass) -> Bounds:
 
 
 def _grouped(job: Linear, device: DeviceClass) -> Bounds:
-    """A matvec's, which reads the matrix and its rows once a group: each row costs loads of x of its own."""
+    """The bounds of a matvec that reads the matrix once for each group of rows: each row costs its own loads
+    of x.
+    """
     matvec, rows = WANTED[device.name]["matvec"], math.ceil(job.m / groups(job))
     most = {"weight_reads": matvec.most["weight_reads"] * groups(job), "x_loads": 2 * rows}
     return matvec | Bounds(most=most)
 
 
 def _tiled(job: Linear, device: DeviceClass, matrix: int) -> Bounds:
-    """Reads of a weight, and 2·r·c products for c weights and r inputs, of a tile of r rows by c columns."""
+    """Bounds for tiles of r rows by c columns: reads of a weight, and 2·r·c products for c weights and r
+    inputs.
+    """
     if job.m < MANY_ROWS:  # with a tile or two of rows, the figure says little about the use of a byte
         of_many = WANTED[device.name]["matmul"].most["weight_reads"] * job.m / MANY_ROWS
         return Bounds({"flop_per_byte": 0}, {"weight_reads": max(of_many, SCALES)})

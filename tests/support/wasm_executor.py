@@ -49,7 +49,7 @@ class Node:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, op: str, body: bytes | memoryview = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
-        """Send a message and wait for the answer; DeviceError where the host says that something failed."""
+        """Send a message and wait for the answer. Raises DeviceError where the host reports a failure."""
         to, answers = self._process.stdin, self._process.stdout
         assert to is not None
         assert answers is not None
@@ -70,29 +70,29 @@ class Node:
 
 
 class Space:
-    """Gives out addresses of a memory, from below to above."""
+    """Hands out addresses of a memory, from the lowest up."""
 
     def __init__(self) -> None:
         self.end = WASM_RESERVED
 
     def take(self, count: int, align: int = 64) -> int:
-        """The address of so many bytes."""
+        """The address of `count` free bytes."""
         at = -(-self.end // align) * align
         self.end = at + count
         return at
 
 
 class Tables:
-    """Tensors, arguments and launches as bytes that will lie at `at`."""
+    """Tensors, arguments and launches as bytes that are placed at `at`."""
 
     def __init__(self, at: int) -> None:
         self.at, self.content = at, bytearray()
         self.functions: list[tuple[int, str]] = []
-        """Where the function of a launch stands in `content`, and the kernel whose it is."""
+        """For each launch, the offset in `content` of its function's address, and the name of its kernel."""
         self._tensors: dict[tuple[int, tuple[int, ...], str], int] = {}
 
     def plan(self, launches: Sequence[tuple[str, Sequence[int]]]) -> int:
-        """The address of the launches of kernels, each with its tensors."""
+        """Add the launches of kernels, each with its tensors; gives the address."""
         records = bytearray()
         for _, tensors in launches:
             arguments = self._put(b"".join(ARGUMENT.pack(7, 0, tensor) for tensor in tensors))
@@ -103,7 +103,7 @@ class Tables:
         return start
 
     def tensor(self, data: int, extents: tuple[int, ...], dtype: str) -> int:
-        """The address of a tensor."""
+        """Add a tensor; gives the address."""
         key = (data, extents, dtype)
         if key not in self._tensors:
             kind = np.dtype(dtype)
@@ -119,7 +119,7 @@ class Tables:
 
 
 class WasmExecutor:
-    """See Executor. It has threads beside the replaying one where the program is for shared memory."""
+    """See Executor. It starts threads if the program is for shared memory."""
 
     name = "wasm"
 
@@ -162,7 +162,7 @@ class WasmExecutor:
         self.replay(*self.plans[function, size])
 
     def replay(self, launches: int, count: int) -> None:
-        """Run launches; DeviceError, with what the module says, where one fails."""
+        """Run launches. Raises DeviceError with the module's message where one fails."""
         failed = self.call("nf_replay", self.pool, launches, count)
         if failed != -1:
             said = self.text(self.call("nf_error")) or "a thread was lost"
@@ -203,11 +203,11 @@ class WasmExecutor:
         self.node.close()
 
     def call(self, name: str, *args: int) -> int:
-        """Call an export."""
+        """Call an exported function."""
         return int(self.node.ask("call", name=name, args=list(args))[0].get("result", 0))
 
     def text(self, at: int) -> str:
-        """The text that ends in a 0 at an address."""
+        """The zero-terminated text at an address."""
         return self.node.ask("read", at=at, count=1024)[1].split(b"\0")[0].decode()
 
     def unpack(self, record: struct.Struct, at: int) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ class WasmExecutor:
         return [tables.tensor(self._at[arg], shape, param.dtype) for arg, shape, param in given]
 
     def _extents(self, arg: str, shape: Sequence[int | str]) -> tuple[int, ...]:
-        """A buffer's own, for layers of several groups share kernels."""
+        """The shape of a buffer; it is the buffer's own, because layers of several groups share kernels."""
         space, _, name = arg.partition(":")
         return self._layout.buffer(name).extents if space == "buffer" else self._layout.extents(shape)
 
@@ -257,7 +257,7 @@ class WasmExecutor:
 
 
 def _swapped(name: str, page: Array) -> Array:
-    """A page as `read_pages` shapes it: keys lie with positions innermost."""
+    """A page in the shape of `read_pages`: in memory, keys have positions innermost."""
     heads, size, width = page.shape
     return page.reshape(heads, width, size).swapaxes(1, 2) if name.endswith(".k") else page
 
@@ -265,7 +265,7 @@ def _swapped(name: str, page: Array) -> Array:
 def open_wasm(
     path: Path, threads: int = 1, *, verify: bool = True, kv_dtype: str = "float16", kv_memory: str = "64MB"
 ) -> Engine:
-    """An engine over a wasm artifact; with several threads by the program for shared memory."""
+    """Open an engine over a wasm artifact; with several threads it uses the program for shared memory."""
     artifact = Artifact.open(path)
     if verify:
         artifact.verify()

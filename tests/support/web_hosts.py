@@ -13,8 +13,8 @@ from tests.support.paths import WEB, node
 
 
 def asked_in_node(host: str, artifact: Path, given: Any, times: int) -> dict[str, Any]:
-    """What web/test/hosts/HOST.mjs prints for a wasm artifact, a value that it reads as JSON, and a number of
-    answers; the test is skipped where the package is not built.
+    """Run web/test/hosts/HOST.mjs with a wasm artifact, a value that it reads as JSON, and a number of
+    answers; gives what it prints. Skips the test where the package is not built.
     """
     if not (WEB / "dist" / "node" / "index.js").is_file():
         pytest.skip("the web package is not built (run `make setup`)")

@@ -1,4 +1,4 @@
-"""Bits by what they cost: beside the best choice at a size, as trying all of them finds it."""
+"""Bits by their cost: compared with the best choice at a size, which is found by trying all choices."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def test_a_size_is_refused_before_anything_is_measured(
 
 
 def test_bits_that_make_nothing_better_are_not_taken() -> None:
-    """A matrix that loses more with 3 bits than with 2, by chance."""
+    """A matrix by chance loses more with 3 bits than with 2."""
     odd = Costs({2: 20_000, 3: 28_000, 4: 36_000}, {2: 0.5, 3: 0.6, 4: 0.1})
     assert allocate({"m": odd}, 30_000) == {"m": 2}
     assert allocate({"m": odd}, 36_000) == {"m": 4}
 
 
 def test_rows_that_cannot_have_every_number_of_bits_are_measured(tmp_path: Path) -> None:
-    """Codes of 3, 5 and 6 bits want rows of whole runs of 32."""
+    """Codes of 3, 5 and 6 bits need rows of whole runs of 32."""
     options = BuildOptions(str(checkpoint(CASES[0])), tmp_path, ("cpu",), quality="good", group_size=16)
     source = open_source(options)
     assert {matrix.k % 32 for matrix in source.matrices.values() if matrix.quantized} == {0, 16}
@@ -102,8 +102,9 @@ def test_rows_that_cannot_have_every_number_of_bits_are_measured(tmp_path: Path)
 def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(
     case: Case, embeds: bool, tmp_path: Path
 ) -> None:
-    """Matrices of a stretch go through the rest of the model together, not every position is asked, and the
-    windows are evenly from all of the text. The loss of an embedding model is how far its vectors turn.
+    """All matrices of a stretch go through the rest of the model together, only some positions are computed,
+    and the windows are taken evenly from all of the text. The loss of an embedding model is the cosine
+    distance of its vectors.
     """
     options = BuildOptions(
         str(checkpoint(case)), tmp_path, ("cpu",), quality="good", bits=4.5, group_size=32, embeddings=embeds
@@ -114,7 +115,7 @@ def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(
     squares: dict[str, npt.NDArray[np.float32]] = {}
 
     def answers(weights: FloatWeights) -> npt.NDArray[np.float64]:
-        """Probabilities at the positions that are asked, or vectors: [windows, positions, vocab or width]."""
+        """Probabilities at the computed positions, or vectors: [windows, positions, vocab or width]."""
         forward = Forward(source.model.step, windows)
         for stretch in stretches(source.model.step)[:-1]:
             forward.watch(stretch, weights, watch)

@@ -71,7 +71,7 @@ async def test_the_stream_gives_the_same_text(engine: AsyncEngine) -> None:
 
 
 async def test_a_begun_answer_is_continued(engine: AsyncEngine) -> None:
-    """The text goes on exactly; it has words and blanks only, so that it has one reading in tokens."""
+    """The text continues exactly; it has only words and blanks, so that its tokens are unambiguous."""
     letters = {
         token for char, token in tiny.tokenizer().get_vocab().items() if char in "abcdefghijklmnopqrstuvwxyzĠ"
     }
@@ -149,7 +149,9 @@ async def test_logprobs(engine: AsyncEngine) -> None:
 
 
 OFFSETS = [("日本 hi", [0, 0, 0, 1, 1, 1, 2, 3, 4]), ("a\U0001f600b", [0, 1, 1, 1, 1, 2])]
-"""Texts of the byte tokenizer, and where each token's text begins: the bytes of a character begin with it."""
+"""Texts for the byte tokenizer, and the offset of each token's text: all bytes of a character have the
+character's offset.
+"""
 
 
 @pytest.mark.parametrize(("text", "offsets"), OFFSETS)
@@ -337,7 +339,7 @@ def test_threads_share_an_engine(sync_engine: Engine) -> None:
 
 
 async def slow_to_end() -> AsyncGenerator[int, None]:
-    """Takes a while to be cancelled, as a step on its way does."""
+    """Takes a while to be cancelled, as a step under way does."""
     yield 1
     try:
         await asyncio.sleep(60)

@@ -1,4 +1,4 @@
-"""Opening, checking and reading artifacts; every kind of damage is named."""
+"""Opening, checking and reading artifacts; every kind of damage is reported by name."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_a_file_outside_the_artifact_is_refused(path: Path, name: str) -> None:
 
 
 def replace_plan(path: Path, plan: object) -> None:
-    """Put another plan in the place of step.4's, with its hash."""
+    """Replace the plan of step.4, with its hash in the manifest."""
     file = path / "plans" / "f32" / "step.4.json"
     file.write_text(plan if isinstance(plan, str) else json.dumps(plan))
     digest = tiny.describe(path, "plans/f32/step.4.json")["sha256"]
@@ -366,7 +366,7 @@ def test_the_library_is_checked(path: Path) -> None:
 def test_what_was_verified_is_not_read_again_to_be_trusted(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library can be large; but one that has changed since is another."""
+    """A library can be large; but one that has changed since counts as another."""
     monkeypatch.delenv("NEARFAR_TRUST", raising=False)
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     read: list[str] = []
@@ -426,7 +426,9 @@ def test_programs_are_chosen_by_what_the_device_has_and_by_what_is_asked_for(pat
 
 
 def test_what_no_program_of_is_for_this_processor_is_told_at_load(path: Path) -> None:
-    """Each program with what it needs, what is there, and the build that would run."""
+    """The error names the needs of each program, the features of this processor, and a build that
+    would run.
+    """
     here = f"{architecture()}-{system()}"
 
     def two(data: dict[str, Any]) -> None:
@@ -477,7 +479,7 @@ HYBRID = {
     "sliding_window": 512,
     "layer_types": ["full_attention", *["sliding_attention"] * 5],
 }
-"""A window of 512 in five layers of six."""
+"""A config with a window of 512 in five layers of six."""
 
 
 def test_memory_by_context_grows_only_where_there_is_no_window() -> None:

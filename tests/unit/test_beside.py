@@ -1,4 +1,4 @@
-"""Programs compiled by several processes; that they are the same is in tests/e2e/test_build.py."""
+"""Programs compiled by several processes; tests/e2e/test_build.py tests that they are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a browser would read as another text is refused by name when an artifact is built for browsers."""
+"""A build for browsers rejects, by name, whatever a browser would read as another text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundle files: small files in one, and the errors of readers for damaged ones."""
+"""Bundle files: several small files in one, and the errors of readers for damaged ones."""
 
 from __future__ import annotations
 

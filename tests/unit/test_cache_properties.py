@@ -1,6 +1,7 @@
-"""Whatever is asked of the cache, no page is lost, owned twice or overwritten while others see it.
+"""Under any sequence of operations on the cache, no page is lost, owned twice, or overwritten while others
+see it.
 
-And every row finds what it reads: in each group the positions of its window, with the content of its own
+Every row also finds what it reads: in each group the positions of its window, with the content of its own
 tokens.
 """
 
@@ -20,7 +21,7 @@ PAGE_SIZE, SLOTS = 3, 4
 tokens = st.lists(st.integers(0, 2), max_size=14)
 pick = st.integers(0, 10_000)
 Content = tuple[int, ...]
-"""What stands for the keys and values at a position: they follow from all tokens up to it."""
+"""Stands for the keys and values at a position, which follow from all tokens up to it."""
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -29,7 +30,7 @@ class CacheMachine(RuleBasedStateMachine):
     pages: tuple[int, ...] = (9,)
     windows: tuple[int | None, ...] = (None,)
     strides: tuple[int | None, ...] | None = None
-    """Positions of a column of states by group. A page of states has the content of the last position."""
+    """Positions of a column of states, by group. A page of states has the content of its last position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class CacheMachine(RuleBasedStateMachine):
         return live[number % len(live)]
 
     def extend(self, sequence: Sequence, new: list[int], extra: int = 0) -> bool:
-        """Reserve, queue on the shadow device what the engine would queue, append. Gives whether there was
+        """Reserve, queue on the shadow device what the engine would queue, append. Returns whether there was
         room.
         """
         at = len(sequence.tokens)
@@ -78,7 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
         return True
 
     def state_before(self, sequence: Sequence, group: int, position: int) -> Content:
-        """What a row at the position reads as the state before it."""
+        """The state that a row at the position reads."""
         if position == 0:
             return ()
         held = sequence.held[group]
@@ -87,7 +88,7 @@ class CacheMachine(RuleBasedStateMachine):
         return self.memory[group][held.pages[column]][0]
 
     def read(self, sequence: Sequence, length: int) -> None:
-        """The step that computed so many tokens has been read."""
+        """Record that the step that computed the first `length` tokens has been read."""
         whole = min(length, len(sequence.tokens)) // PAGE_SIZE * PAGE_SIZE
         self.computed |= {tuple(sequence.tokens[:end]) for end in range(PAGE_SIZE, whole + 1, PAGE_SIZE)}
         self.table.publish(sequence, length)
@@ -101,7 +102,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(prompt=tokens, step=st.integers(1, 14))
     def open(self, prompt: list[int], step: int = 3) -> None:
-        """A prompt in steps, each of which ends at a border if it can; the last has been read, or not."""
+        """Run a prompt in steps, each of which ends at a border if it can; the last step may not have been
+        read.
+        """
         sequence = self.table.open(prompt)
         if sequence is None:
             assert len(self.table.sequences) == SLOTS
@@ -126,7 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule()
     def a_step_failed(self) -> None:
-        """What the engine does: every sequence goes, and nothing is found any more."""
+        """Do what the engine does: end every sequence, and empty the prefix index."""
         for sequence in self.live:
             self.table.release(sequence)
         self.borrowed.clear()
@@ -159,7 +162,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick)
     def keep(self, number: int) -> None:
-        """What the engine does behind the end of a prompt: a border, where there are states."""
+        """Do what the engine does after the end of a prompt: keep a border, where there are states."""
         self.table.keep(self.any_sequence(number))
 
     @precondition(lambda self: self.table.sequences)
@@ -169,7 +172,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(prefix=tokens)
     def borrow(self, prefix: list[int]) -> None:
-        """What a snapshot does: hold what the cache has, fill the rest; of windows only the last pages."""
+        """Do what a snapshot does: hold the cached pages, and fill the others; of windows only the last
+        pages.
+        """
         prefix = prefix[: len(prefix) // PAGE_SIZE * PAGE_SIZE]
         sequence = self.table.borrow(prefix)
         assert sequence.tokens == prefix[: len(sequence.tokens)]
@@ -214,7 +219,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_row_reads_what_was_written_for_it(self) -> None:
-        """Rows that have not been read, and the next one: rows before `computed` will not run again."""
+        """Checks rows that have not been read, and the next one: rows before `computed` do not run again."""
         for sequence in self.live:
             for row in range(sequence.computed, len(sequence.tokens) + 1):
                 for group, size in enumerate(self.windows):
@@ -270,7 +275,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 class FullAndWindow(CacheMachine):
-    """Layers of both kinds, as in most models with windows; the window ends in the middle of a page."""
+    """Both kinds of layers, as in most models with windows; the window ends in the middle of a page."""
 
     pages, windows = (9, 7), (None, 5)
 
@@ -282,7 +287,7 @@ class WindowOnly(CacheMachine):
 
 
 class ThreeGroups(CacheMachine):
-    """Two windows, one less than a page."""
+    """Two windows, one of them shorter than a page."""
 
     pages, windows = (10, 8, 6), (None, 7, 2)
 
@@ -294,7 +299,7 @@ class States(CacheMachine):
 
 
 class FewStates(CacheMachine):
-    """A pool with so few states that borders are given up; a column is a page long."""
+    """A pool with so few states that borders are evicted; a column is a page long."""
 
     pages, windows, strides = (9, 4), (None, 2), (None, 3)
 

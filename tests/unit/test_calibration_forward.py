@@ -1,4 +1,6 @@
-"""The forward of a calibration: what the NumPy reference computes token by token, for every architecture."""
+"""The forward of a calibration equals the NumPy reference, which computes token by token, for every
+architecture.
+"""
 
 from __future__ import annotations
 

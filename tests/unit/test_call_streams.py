@@ -1,5 +1,5 @@
-"""The reader of answers under any text: it never raises, says the same wherever the text is cut, and of what
-models are told to write it loses nothing.
+"""The reader of answers with any text: it never raises, its result does not depend on where the text is cut,
+and it loses nothing of what models are told to write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = ("weather", "time")
 
 
 def read(form: AnswerFormat, pieces: Seq[str], *, cut: bool = False) -> list[tuple[str, str]]:
-    """Fragments; neighbours of a kind as one."""
+    """Fragments, with neighbours of the same kind joined."""
     reader = AnswerReader(form, READING["tools"])
     fragments = [one for piece in pieces for one in reader.push(piece)] + reader.finish(cut=cut)
     made: list[Fragment] = []

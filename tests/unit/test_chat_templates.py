@@ -1,5 +1,5 @@
-"""Which chat template a conversation gets, with tools and without: in a checkpoint, in what a build writes of
-it, and in transformers. The web package's half: web/test/template.test.ts.
+"""The chat template that a conversation gets, with tools and without: from a checkpoint, from a build's
+output, and in transformers. web/test/template.test.ts tests the web package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opening checkpoints: what is read equals what was written; what is damaged is named."""
+"""Opening checkpoints: tensors are read as they were written, and damage is reported by name."""
 
 import json
 import shutil
@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.checks import check_finite, check_tensors
-from nearfar.build.weights.containers import open_checkpoint
-from nearfar.build.weights.packed.contract import Wanted
+from nearfar.build.weights.opening import open_checkpoint
+from nearfar.build.weights.quantized.contract import Wanted
 from nearfar.checkpoint_files import INDEX
 from nearfar.errors import CheckpointError
 from nearfar.store.naming import mark_of
@@ -102,12 +102,14 @@ READ = (
     "special_tokens_map.json", "LICENSE", "modules.json", "1_Pooling/config.json", INDEX,
     "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
-"""What a build reads beside the tensors."""
+"""Files that a build reads in addition to the tensors."""
 
 
 @pytest.mark.parametrize("name", READ)
 def test_whatever_a_build_reads_is_of_the_checkpoint_s_digest_and_mark(sharded: Path, name: str) -> None:
-    """Two artifacts with other end tokens must not claim one source, nor one stay when they change."""
+    """Two artifacts with different end tokens must not name one source, and a changed checkpoint must be
+    built again.
+    """
     file = sharded / name
     file.parent.mkdir(exist_ok=True)
     told = json.loads(file.read_text()) if file.exists() else {}

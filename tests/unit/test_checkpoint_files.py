@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are its weights, and what is refused before any of them is downloaded."""
+"""Which files of a checkpoint are its weights, and what is rejected before any of them is downloaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.hub import download
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.checkpoint_files import INDEX, SINGLE, weight_files
 from nearfar.errors import CheckpointError, NearfarError
 from nearfar.fallback_server.engines.opening import LOOKED_AT, EngineOptions, _fetched, open_engine
@@ -150,7 +150,9 @@ async def test_the_server_refuses_before_weights_are_fetched_or_loaded(
 
 
 def write(folder: Path, files: dict[str, Any] | None = None) -> None:
-    """The small files of a checkpoint, with changes to its config, and other files; None: without it."""
+    """Write the small files of a checkpoint, with a changed config.json or (None) without one, and other
+    files.
+    """
     folder.mkdir(exist_ok=True)
     given = {"config.json": {}, "tokenizer_config.json": {}, **(files or {})}
     tiny.tokenizer().save(str(folder / "tokenizer.json"))

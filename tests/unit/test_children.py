@@ -1,4 +1,4 @@
-"""Processes that the packages start get no keys of this one's environment."""
+"""Processes that the packages start get no keys from the environment of this process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STARTS = {
     "subprocess": {"run", "call", "check_call", "check_output", "Popen"},
     "asyncio": {"create_subprocess_exec"},
 }
-"""How the packages may start a process: with an environment that `child_environment` makes."""
+"""Ways in which the packages may start a process: with an environment that `child_environment` makes."""
 FORBIDDEN = {
     "os": {"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "startfile"},
     "asyncio": {"create_subprocess_shell"},
     "subprocess": {"getoutput", "getstatusoutput"},
     "pty": {"spawn", "fork"},
 }
-"""Starts without an environment, or with a shell between."""
+"""Ways to start a process without an environment, or through a shell."""
 MODULES = {"multiprocessing", "concurrent.futures.process", "pty"}
 SECRETS = {
     "NEARFAR_UPSTREAM_KEY": "k1", "NEARFAR_CLOUD_KEY": "k2", "OPENAI_API_KEY": "k3", "HF_TOKEN": "k4",
@@ -48,14 +48,14 @@ NEEDED = {
 
 
 def sources() -> Iterator[Path]:
-    """All of the package, which has its parts as links, and the demo."""
+    """All Python files of the package, whose parts are links, and of the demo."""
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         yield from (Path(folder) / name for name in names if name.endswith(".py"))
     yield from (ROOT / "examples").glob("*.py")
 
 
 def faults(source: str) -> list[str]:
-    """Starts of processes that do not say what the process knows."""
+    """Starts of processes that do not say which environment the process gets."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in {*STARTS, *FORBIDDEN} - {"asyncio", "os"}:
@@ -130,7 +130,7 @@ def test_keys_are_hidden_and_come_back(secrets: None) -> None:
 async def test_the_child_that_renders_templates_has_no_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the system tells it of the process."""
+    """The environment is read from the operating system."""
     if not Path("/proc/self/environ").exists():
         pytest.skip("the system does not tell")
     for name, value in SECRETS.items():

@@ -1,5 +1,5 @@
-"""What a target stores of a checkpoint that is quantized already: codes as they are where it has their
-groups, else finer ones that are as near to what the codes stand for as such codes can be.
+"""How a target stores the codes of a quantized checkpoint: unchanged where it has their groups, else as finer
+codes that are as near to the weights as such codes can be.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import pytest
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import Source, open_source
 from nearfar.build.targets import target_names, target_of
-from nearfar.build.weights.packed.gguf import Gguf
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.build.weights.quantize import F32, dequantize
+from nearfar.build.weights.quantized.gguf import Gguf
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.build.weights.stream import Piece, WeightStream
 from nearfar.errors import BuildError
 from nearfar.format.scales import SYMMETRIC
 from nearfar.kernels.quantized import GROUPS, Held, QuantTensor
 from tests.support.gguf_files import MIXED, mixed, type_of
-from tests.support.packed import read_back
-from tests.support.packed_formats import FORMATS, Made, compressed, gptq
 from tests.support.paths import ROOT
+from tests.support.quantized import read_back
+from tests.support.quantized_formats import FORMATS, Made, compressed, gptq
 
 MLX = target_of("mlx").held
 BECOMES = {"Q2_K": (4, 32), "Q3_K": (5, 32), "Q6_K": (8, 32)}
-"""GGUF's types of groups of 16, and what they become where groups of 32 are the smallest."""
+"""GGUF's types with groups of 16, and their schemes where groups of 32 are the smallest."""
 
 
 class Rows:
-    """A writer that keeps what it gets of each tensor."""
+    """A writer that keeps the rows of each tensor."""
 
     def __init__(self) -> None:
         self.pieces: dict[str, list[Piece]] = {}
@@ -50,10 +50,10 @@ class Rows:
 
 
 def written(source: Source) -> dict[str, F32]:
-    """What the matrices' tensors stand for as they are stored."""
+    """The stored values of the matrices' tensors."""
     rows = Rows()
     stream = WeightStream(
-        source.params, source.matrices, source.checkpoint, source.packed, source.keeps, source.report
+        source.params, source.matrices, source.checkpoint, source.quantized, source.keeps, source.report
     )
     stream.write([rows], lambda _: None)
     group = {name: source.matrices[p.name].group for p in source.params if p.is_matrix for name in p.tensors}
@@ -71,7 +71,7 @@ def opened(path: Path) -> Source:
 
 
 def nearest(weights: F32, bits: int, group: int) -> F32:
-    """Squared errors by group of rounding to the nearest of so many codes between its ends."""
+    """Squared error by group of rounding to the nearest of evenly spaced codes between the group's ends."""
     apart = weights.reshape(len(weights), -1, group)
     low = apart.min(2, keepdims=True).astype(np.float16).astype(np.float32)
     top = 2**bits - 1
@@ -82,14 +82,14 @@ def nearest(weights: F32, bits: int, group: int) -> F32:
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q6_K"])
 def test_what_is_made_anew_is_as_near_as_its_codes_allow(kind: str, tmp_path: Path) -> None:
-    """Measured: 0.18 of the type's own rounding for Q2_K, 0.23 for Q3_K, 0.25 for Q6_K."""
+    """Measured errors: 0.18 of the type's own rounding for Q2_K, 0.23 for Q3_K, 0.25 for Q6_K."""
     file, floats = mixed(tmp_path, kind)
     source = opened(file).held_by("mlx", MLX)
     bits, group = BECOMES[kind]
     assert {(matrix.bits, matrix.group) for matrix in source.matrices.values()} == {(bits, group)}
     assert source.scheme.label == f"q{bits} in groups of {group}"
     assert source.report.anew == {(kind, source.scheme.label): len(floats)}
-    assert isinstance(source.packed, Gguf)
+    assert isinstance(source.quantized, Gguf)
     for name, found in written(source).items():
         n, k = floats[name].shape
         errors = (found - floats[name]) ** 2
@@ -100,7 +100,7 @@ def test_what_is_made_anew_is_as_near_as_its_codes_allow(kind: str, tmp_path: Pa
         rounded = 2.0**-11 * np.abs(apart).max(2)  # the scale and the offset are rounded to float16
         assert (by_group <= group * (step / 2 + rounded) ** 2).all()
         assert by_group.sum() < least.sum()
-        steps = source.packed.affine(name.removesuffix(".weight"), 0, n).scales
+        steps = source.quantized.affine(name.removesuffix(".weight"), 0, n).scales
         # the error is that of the rounding itself
         assert errors.mean() <= 0.26**2 * (steps.astype(np.float64) ** 2).mean() / 12
     assert set(source.report.carried.values()) == {"requantized"}
@@ -131,20 +131,20 @@ def test_what_a_target_holds_is_carried_over(kind: str, tmp_path: Path) -> None:
             (BLOCKS[kind].bits, min(BLOCKS[kind].group, max(GROUPS)))
         }
         assert {m.scales for m in source.matrices.values()} == {BLOCKS[kind].scales}
-    assert source.keeps == set(source.packed.tensors if source.packed else ())
+    assert source.keeps == set(source.quantized.tensors if source.quantized else ())
 
 
 @pytest.mark.parametrize("kind", MIXED)
 def test_of_tensors_that_are_stored_alike_each_keeps_what_it_can(kind: str, tmp_path: Path) -> None:
-    """q, k and v are one matrix: where v alone is in groups of 16, q and k keep their codes, widened."""
+    """q, k and v are one matrix: where only v is in groups of 16, q and k keep their codes, widened."""
     file, floats = mixed(tmp_path, kind)
     base = opened(file)
     source = base.held_by("mlx", MLX)
     found, exact = written(source), written(base.held_by("onnx", Held.pairs()))
     anew = {name for name in floats if type_of(kind, name) in BECOMES}
     beside = {n for n in floats if "q_proj" in n or "v_proj" in n} if kind == "partly floats" else set()
-    assert source.packed is not None
-    assert set(source.packed.tensors) - source.keeps == anew | beside
+    assert source.quantized is not None
+    assert set(source.quantized.tensors) - source.keeps == anew | beside
     for name in source.keeps:
         np.testing.assert_array_equal(found[name], exact[name], err_msg=name)
     for name in beside:
@@ -152,7 +152,7 @@ def test_of_tensors_that_are_stored_alike_each_keeps_what_it_can(kind: str, tmp_
 
 
 def test_scales_without_offsets_stay_so_where_tensors_are_computed_together(tmp_path: Path) -> None:
-    """A GPU stores q, k and v in one scheme: codes of more bits, whose code of 0 is another."""
+    """A GPU stores q, k and v in one scheme: codes of more bits, in which another code stands for 0."""
     file, floats = mixed(tmp_path, "Q5_0 and Q8_0")
     source = opened(file).held_by("webgpu", target_of("webgpu").held)
     assert {m.bits for m in source.matrices.values()} == {5, 8}

@@ -141,7 +141,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
 @pytest.mark.parametrize("arguments", [("--help",), ("list", "--json")], ids=" ".join)
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """A pipe that nobody reads any more: rich and typer end with 1 there, Python's own end with 120."""
+    """The reader has closed the pipe: rich and typer would exit with 1, Python itself with 120."""
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -169,12 +169,12 @@ def in_streams(
 
 
 def narrow() -> io.TextIOWrapper:
-    """A stream as Python opens one where the locale is not UTF-8."""
+    """A stream in an encoding that is not UTF-8, as Python opens it in such a locale."""
     return io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="strict", write_through=True)
 
 
 def written(stream: io.TextIOWrapper) -> bytes:
-    """What such a stream was given."""
+    """The bytes that a stream was given."""
     assert isinstance(stream.buffer, io.BytesIO)
     return stream.buffer.getvalue()
 
@@ -201,7 +201,7 @@ def test_a_warning_of_ours_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_stdout_a_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As after >&- in a shell: Python then has None for the stream."""
+    """For example after >&- in a shell: Python then has None for the stream."""
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path))
     for arguments in (["list"], ["list", "--json"], ["synth", "--list"]):
         assert in_streams(monkeypatch, arguments, None, None) == 0

@@ -1,4 +1,4 @@
-"""What commands say of wrong words: which value it was, and what would do."""
+"""Commands' messages about wrong words name the value and the possible ones."""
 
 from __future__ import annotations
 

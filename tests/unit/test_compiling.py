@@ -1,5 +1,5 @@
-"""Kernels compiled behind: each once, several at a time, what is wanted first; and an engine that waits for
-them.
+"""Kernels compiled in the background: each once, several at a time, the needed ones first; and an engine that
+waits for them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.numpy_executor import NumpyExecutor
 from tests.unit.test_engine_recovery import MIXED, PAGES, collect, prompt
 
 PATIENCE = 20
-"""Seconds after which a test has failed that waits for another thread."""
+"""Seconds after which a test that waits for another thread fails."""
 
 Named = tuple[str, Kernel]
 
@@ -148,7 +148,7 @@ def test_closing_beside_a_beginning_waits_for_its_threads() -> None:
 
 
 class Compiled(NumpyExecutor):
-    """Has two kernels for each size of `step`, which `make` compiles in threads."""
+    """Two kernels for each size of `step`, which `make` compiles in threads."""
 
     def __init__(self, make: Callable[[str, Kernel], object]) -> None:
         super().__init__(tiny.CONFIG, tiny.weights(), pages=PAGES, page_size=16, slots=8)
@@ -198,7 +198,7 @@ async def test_answers_wait_for_their_kernels_and_it_is_told_how_far_they_are() 
 
 
 async def test_a_request_that_ends_while_its_kernels_are_compiled_holds_up_no_other() -> None:
-    """Nor does compiling hold up the thread that calls the device."""
+    """Compiling does not hold up the thread that calls the device either."""
     gate = threading.Event()
 
     def make(name: str, _: Kernel) -> None:
@@ -248,7 +248,7 @@ async def test_kernels_that_there_is_no_memory_for_leave_the_device_as_it_is(
 
 
 async def test_fewer_requests_run_at_once_than_the_smaller_step_has_rows() -> None:
-    """Ten requests decode when the bucket that holds them all has to be given up."""
+    """Ten requests are decoding when the bucket that holds them all has to be given up."""
 
     def make(name: str, _: Kernel) -> None:
         if name.startswith("16."):
@@ -283,8 +283,8 @@ async def test_a_kernel_that_does_not_compile_fails_its_requests_and_the_next_on
 async def test_a_snapshot_loaded_while_a_step_waits_for_kernels_mixes_with_no_page_of_that_step(
     leaves: str,
 ) -> None:
-    """The step begins with a copy of a page that two requests share. One of them goes, and the snapshot gets
-    its page.
+    """The step begins with the copy of a page that two requests share. One of them leaves, and the snapshot
+    gets its page.
     """
     gate, waiting = threading.Event(), asyncio.Event()
 

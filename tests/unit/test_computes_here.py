@@ -1,4 +1,4 @@
-"""Who proves that it computes on this machine: a server of this user, at the port asked, and nobody else."""
+"""A server is proven to compute on this machine only if it runs as this user and at the requested port."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 async def why(address: str) -> str | None:
-    """Why what answers at an address is elsewhere."""
+    """The reason why the server at an address counts as elsewhere; None: it does not."""
     side = EndpointSide(Endpoint(address), Timeouts(connect=5), use_key=False)
     try:
         await side.describe()
@@ -46,7 +46,7 @@ async def test_a_server_of_this_user_is_here(server: RunningServer) -> None:
 
 
 async def test_a_relay_is_not(server: RunningServer) -> None:
-    """Stands for ssh, a container's published port, or a proxy that passes only some paths on."""
+    """The relay stands for ssh, a container's published port, or a proxy that forwards only some paths."""
     relay = Proxy(server.port)
     assert "another port" in str(await why(relay.address))
     relay.close()
@@ -57,7 +57,9 @@ async def test_a_relay_is_not(server: RunningServer) -> None:
 async def test_a_relay_at_the_same_port_of_another_machine_is_not(
     server: RunningServer, other: str, host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As with `ssh -L 8000:localhost:8000`. "machine": the home is the same, on a network drive."""
+    """For example with `ssh -L 8000:localhost:8000`. "machine": both have the same home, on a
+    network drive.
+    """
     relay = Proxy(server.port, (host, server.port))
     theirs = machine.proof
     assert await why(relay.address) is None, "a relay to this very server hides nothing: it computes here"

@@ -1,4 +1,4 @@
-"""Reading config.json: shapes, rope frequencies as transformers computes them, refusals."""
+"""Reading config.json: shapes, rope frequencies as transformers computes them, rejected settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rotation(head_dim: int, context: int = 4096, **changes: Any) -> Rotation:
 
 
 def shapes(made: Model) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that the weights are made of."""
+    """Shapes of the tensors from which the weights are made."""
     return {name: shape for param in made.step.params for name, shape in param.expected().items()}
 
 
@@ -125,7 +125,7 @@ def test_biases_and_head_follow_the_config() -> None:
 
 
 def windows(model_type: str, **changes: Any) -> list[int | None]:
-    """By layer: of attention, and the same of its cache."""
+    """The window of each layer's attention, which must equal that of its cache."""
     step = model(model_type=model_type, **changes).step
     found = [op.window for op in step.ops if isinstance(op, Attend)]
     assert found == [cache.window for cache in step.caches]

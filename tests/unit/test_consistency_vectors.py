@@ -1,5 +1,5 @@
-"""Manifests that do not add up are refused as tests/vectors/format/consistency.json says; in TypeScript too
-(web/test/consistency.test.ts).
+"""Inconsistent manifests are rejected as tests/vectors/format/consistency.json says;
+web/test/consistency.test.ts tests TypeScript.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversations that outgrow the context, by the vectors that the web engine passes too."""
+"""Conversations that outgrow the context, by the vectors that the web engine also passes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_room_is_left_for_an_answer() -> None:
 
 
 def long_conversation(engine: Engine, turns: int) -> list[dict[str, str]]:
-    """Turns that have more tokens together than the context."""
+    """Turns that together have more tokens than the context."""
     words = "word " * (engine.context // turns)
     asked = [
         message

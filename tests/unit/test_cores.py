@@ -1,4 +1,4 @@
-"""How many CPU threads are started: affinity, physical cores, and what the container is given."""
+"""The number of CPU threads: from affinity, physical cores, and the container's quota."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def test_threads_stay_within_the_quota(
 
 
 def test_nobody_counts_processors_but_these() -> None:
-    """os.cpu_count is the machine's, also in a container with a part of it: memory and threads for 64."""
+    """os.cpu_count counts the whole machine, also in a container with a part of it: that would give memory
+    and threads for 64 CPUs.
+    """
     told = re.compile(r"cpu_count\(")
     parts = (ROOT / name for name in ("src/nearfar", "step", "format", "build", "targets", "edge_runtime",
                                       "remote", "fallback_server", "routing"))  # fmt: skip
@@ -127,14 +129,16 @@ TWO_EACH = ("0-1", "0-1", "2,3", "2,3")
 def test_fast_cores_are_counted_where_cores_differ(
     tmp_path: Path, files: dict[str, str], allowed: Sequence[int], expected: int
 ) -> None:
-    """Big ones beside little ones, by capacity or clock; P beside E, whose threads share cores."""
+    """Big cores beside little ones, by capacity or clock; P cores beside E cores, where threads
+    share cores.
+    """
     write(tmp_path, files)
     assert fast_cores(allowed, tmp_path / "system" / "cpu") == expected
 
 
 @contextlib.contextmanager
 def control_group() -> Iterator[Path]:
-    """A group of this machine with half a CPU; skips where none may be made."""
+    """A control group of this machine with half a CPU; skips where none can be made."""
     for root, limits in (
         (Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
         (Path("/sys/fs/cgroup"), {"cpu.max": "50000 100000"}),

@@ -1,4 +1,4 @@
-"""What a machine offers to CPU programs, told by systems that this one is not."""
+"""The features that a machine offers to CPU programs, as reported by other systems than this one."""
 
 from __future__ import annotations
 

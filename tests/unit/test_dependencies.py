@@ -1,4 +1,6 @@
-"""Each package that the code imports is declared by the extra whose users run that code, and none besides."""
+"""Each imported package is declared by the extra whose users run the importing code, and no other packages
+are declared.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ CODE: dict[str, tuple[str, ...]] = {
     "src/nearfar/store": ("build",),
     "src/nearfar/store/serving.py": ("build", "server"),
 }
-"""By folder or file, the longest name first, the sets of extras that its users install: each must have all
-that it imports. "" is nearfar without extras.
+"""For each folder or file, the longest name first, the sets of extras with which users may run it: each set
+must have all packages that it imports. "" is nearfar without extras.
 """
 UNMET = {
     ("edge_runtime/executors/drivers.py", "triton"): "torch brings it where there is a CUDA",
@@ -63,17 +65,17 @@ UNMET = {
     ("src/nearfar/store/serving.py", "tvm"): "is looked for",
 }
 NAMELESS = {"ziglang", "opentelemetry-exporter-otlp-proto-http"}
-"""Packages that are used without an import of their own: a program, and a part of the name opentelemetry."""
+"""Packages that no file imports by their own name: a program, and a part of the name opentelemetry."""
 OWN = {"tests", "scripts", "examples", "benchmarks", "sample", "triton"}
-"""What tests import of the repository; and Triton, which torch brings where there is a CUDA."""
+"""Modules of the repository that tests import; and Triton, which torch brings where there is CUDA."""
 FOR_WORK = {"dev", "docs", "bench", "demo", "clients", "instructor"}
 """Extras of the repository's own tools: tests, documentation, measurements, examples."""
 ELSEWHERE = ROOT / "tests" / "clients"
-"""Scripts that run in the environments of `make clients`, where a missing package fails their test."""
+"""Scripts that run in the environments of `make clients`; a missing package fails their test there."""
 
 
 def imported(path: Path) -> set[str]:
-    """Packages that a file imports anywhere, the standard library's and nearfar's left out."""
+    """Packages that a file imports anywhere, except the standard library and nearfar."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -87,7 +89,7 @@ def imported(path: Path) -> set[str]:
 
 @cache
 def files() -> dict[str, set[str]]:
-    """What each file of the package imports, by its path in the repository."""
+    """The packages that each file of the package imports, by its path in the repository."""
     tops = [name for name in CODE if "/" not in name] + ["src/nearfar"]
     paths = [path for top in tops for path in (ROOT / top).rglob("*.py")]
     kept = [path for path in paths if not any(folder.is_symlink() for folder in path.parents)]
@@ -95,12 +97,14 @@ def files() -> dict[str, set[str]]:
 
 
 def line(path: str) -> str:
-    """The line of CODE that a file belongs to."""
+    """The entry of CODE that a file belongs to."""
     return max((name for name in CODE if f"{path}/".startswith(f"{name}/")), key=len)
 
 
 def packages(extras: str) -> set[str]:
-    """What these extras declare, those that they name included, with nearfar's own requirements."""
+    """All packages that these extras declare, with those of the extras that they name and nearfar's own
+    requirements.
+    """
     found, waiting = list(PROJECT["dependencies"]), [name for name in extras.split(",") if name]
     while waiting:
         for requirement in map(Requirement, PROJECT["optional-dependencies"][waiting.pop()]):
@@ -117,7 +121,7 @@ def canonical(name: str) -> str:
 
 @cache
 def providers() -> dict[str, list[str]]:
-    """By importable name the packages that have it, of those that are installed."""
+    """For each importable name, the installed packages that provide it."""
     return {name: list(map(canonical, given)) for name, given in metadata.packages_distributions().items()}
 
 
@@ -139,7 +143,7 @@ def test_what_is_imported_is_declared(name: str) -> None:
 
 
 def test_what_is_declared_is_imported() -> None:
-    """By the package; what only tests and measurements import is declared for them."""
+    """The package itself imports it; packages that only tests and benchmarks import are declared for them."""
     names = set().union(*files().values())
     used = {package for name in names for package in (*providers().get(name, ()), canonical(name))} | NAMELESS
     extras = PROJECT["optional-dependencies"].keys() - FOR_WORK

@@ -1,4 +1,4 @@
-"""The files under deploy/: what they say of the server is so, and what they refer to exists."""
+"""The files under deploy/ describe the server correctly, and everything that they refer to exists."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_the_blocks_of_the_templates_close_and_what_they_include_is_defined() ->
     "file", [file for file in TEMPLATES if file.suffix == ".yaml"], ids=lambda file: file.name
 )
 def test_the_templates_are_yaml_around_their_actions(file: Path) -> None:
-    """Lines that are only an action go; actions inside a line become a word. What is left must be
-    Kubernetes objects.
+    """Lines that are only a template action are removed; actions inside a line become a word. The rest must
+    be Kubernetes objects.
     """
     kept = []
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -205,7 +205,9 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     ],
 )
 def test_ray_serve_llm_gets_fields_that_it_has(name: str, builder: str, configs: Any) -> None:
-    """Ray's own classes need packages that are not here: their source names the fields."""
+    """Ray's own classes need packages that are not installed here, so the fields are read from
+    their source.
+    """
     spec = importlib.util.find_spec("ray")
     if spec is None or spec.origin is None:
         pytest.skip("Ray is not installed")
@@ -222,7 +224,7 @@ def test_ray_serve_llm_gets_fields_that_it_has(name: str, builder: str, configs:
 
 
 def test_an_artifact_in_a_container_is_started_as_the_page_says() -> None:
-    """The image's user may write NEARFAR_HOME, and what is mounted is what the command names."""
+    """The image's user can write to NEARFAR_HOME, and the mounted path is the one in the command."""
     image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     user = re.findall(r"^USER (\d+)$", image, re.MULTILINE)[0]
     home = re.findall(r"NEARFAR_HOME=(\S+)", image)[0]

@@ -1,4 +1,4 @@
-"""Which device is taken, and how large a page is on it."""
+"""Which device is chosen, and the size of a page on it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def targets(tmp_path: Path) -> Path:
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, **ranks: int) -> None:
-    """Pretend that the machine's devices are preferred so much."""
+    """Pretend that the machine's devices have these preferences."""
     for name in device_names():
         changed = dataclasses.replace(device(name), preferred=partial(ranks.get, name, 0))
         monkeypatch.setattr(f"nearfar.edge_runtime.executors.{name}.DEVICE", changed)
@@ -120,7 +120,7 @@ def test_a_page_of_a_quantized_cache() -> None:
 
 
 def test_a_device_is_its_folder_and_called_like_its_target() -> None:
-    """A new device is named nowhere else: commands take the names of devices from the folders."""
+    """No other file names a new device: commands take the names of devices from the folders."""
     assert set(device_names()) == set(target_names()) - {"wasm"}, "WebAssembly runs in browsers and Node"
     said = " ".join(CliRunner().invoke(typer_app, ["run", "--help"], env={"COLUMNS": "300"}).stdout.split())
     with pytest.raises(RequestError) as refused:
@@ -138,7 +138,7 @@ def test_a_device_is_its_folder_and_called_like_its_target() -> None:
 
 
 def test_a_folder_more_is_a_device_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new device costs its folder: nothing has to be told of it."""
+    """A new device needs only its folder."""
     folder = tmp_path / "toaster"
     folder.mkdir()
     record = (
@@ -159,7 +159,7 @@ print(devices.parse_device("toaster:1"), devices.device_choices(), devices.kv_bi
 
 
 def test_options_have_one_home() -> None:
-    """Keywords of Engine.load, the record, and what the command line takes when nothing is said."""
+    """Compares the keywords of Engine.load, the record, and the command line's defaults."""
     fields = {field.name: field.default for field in dataclasses.fields(LoadOptions)}
     assert set(LoadKeywords.__annotations__) == set(fields)
     for command in (run, chat):

@@ -1,4 +1,4 @@
-"""The difficulty score: vectors that TypeScript passes too, odd prompts, the size of the model, `nearfar
+"""The difficulty score: vectors that TypeScript also passes, odd prompts, the size of the model, `nearfar
 route score`.
 """
 
@@ -144,8 +144,8 @@ def test_a_model_that_is_none_is_refused(tmp_path, change, message):
 
 
 def made_up(subject: str, hard: float, count: int, random: np.random.Generator) -> list[Example]:
-    """Questions that the weak model fails the likelier the longer they are, in a subject of its own
-    difficulty.
+    """Questions of a subject with its own difficulty; the longer a question, the likelier the weak model
+    fails it.
     """
     found = []
     for _ in range(count):

@@ -1,4 +1,6 @@
-"""What the documentation says of the repository is so: files, links, commands, options, names, extras."""
+"""The documentation's statements about the repository are true: files, links, commands, options, names,
+extras.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.support.paths import ROOT
 PAGES = [pytest.param(page, id=page.name) for page in docs.pages()]
 OF_FILES = re.compile(r"[\w.*<>{},/-]+\.(?:py|ts|tsx|mjs|sh|md)|[\w.*<>{},-]+/(?:[\w.*<>{},/-]*/)?")
 NOT_OURS = ("Libraries/",)  # a folder of mlx-swift-lm
-# Options and names of other people's programs that pages speak of.
+# Options and names of other people's programs that pages mention.
 FOREIGN_OPTIONS = {
     *("--enable-unsafe-webgpu", "--use-webgpu-adapter", "--no-sandbox", "--unstable-webgpu", "--allow-env"),
     *(
@@ -48,12 +50,12 @@ FOREIGN_NAMES = {
 
 @cache
 def command_tree() -> Any:
-    """nearfar's commands, as click has them."""
+    """nearfar's commands as click commands."""
     return typer.main.get_command(typer_app) if isinstance(typer_app, typer.Typer) else typer_app
 
 
 def command_of(path: tuple[str, ...]) -> Any:
-    """The command of that path, its module imported; None where there is none."""
+    """The command of a path, with its module imported; None where there is none."""
     node, context = command_tree(), None
     for name in path:
         if not hasattr(node, "list_commands") or name not in node.list_commands(context):
@@ -87,7 +89,7 @@ def all_options() -> frozenset[str]:
 
 
 def commands(page: docs.Page) -> Iterator[list[str]]:
-    """What follows `nearfar` wherever a page writes the command."""
+    """The words after `nearfar` wherever a page writes the command."""
     lines = [
         line for text in page.fences("sh", "bash", "") for line in text.replace("\\\n", " ").splitlines()
     ]
@@ -128,7 +130,7 @@ def test_every_command_and_option_is_one(page: docs.Page) -> None:
 
 
 def in_sources(option: str) -> bool:
-    """Whether scripts of ours have the option: argparse's, or a tool's that they call."""
+    """Whether one of our scripts has the option, through argparse or for a tool that it calls."""
     return any(option in text for text in scripts())
 
 
@@ -156,7 +158,7 @@ def anchors(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_is_there(page: docs.Page) -> None:
-    """Files and folders in inline code; a path may leave its beginning out ("cpu/pool.py")."""
+    """Checks files and folders in inline code; a path may be shortened at its beginning ("cpu/pool.py")."""
     tops = {name.split("/")[0] for name in docs.files() if "/" in name}
     wrong = []
     for span in page.spans():
@@ -169,7 +171,9 @@ def test_every_file_is_there(page: docs.Page) -> None:
 
 
 def made(path: str) -> bool:
-    """Whether a path is of what a build makes or a reader writes, by the first folder or a name alone."""
+    """Whether a path belongs to files that a build makes or a reader writes, by its first folder or
+    its name.
+    """
     return path.split("/")[0] in ("out", "onnx", "model", "models", "dist", "page", "public") or path in (
         "main.js", "main.ts", "worker.ts", "README.md",
     )  # fmt: skip
@@ -177,7 +181,9 @@ def made(path: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_name_of_code_is_in_the_code(page: docs.Page) -> None:
-    """`CamelCase`, `snake_case`, `call()` and `NEARFAR_VARIABLE` of inline code stand in the code."""
+    """Checks that `CamelCase`, `snake_case`, `call()` and `NEARFAR_VARIABLE` in inline code occur in the
+    code.
+    """
     wrong = []
     for span in page.spans():
         names = re.findall(r"NEARFAR_[A-Z_]+", span)
@@ -211,7 +217,7 @@ def test_imports_modules_and_extras_exist(page: docs.Page) -> None:
 
 
 def parsed(text: str) -> ast.Module:
-    """The tree of a snippet; one that is not Python, such as a signature alone, says nothing."""
+    """The tree of a snippet; empty for one that is not Python, such as a signature alone."""
     try:
         return ast.parse(text)
     except SyntaxError:
@@ -219,7 +225,7 @@ def parsed(text: str) -> ast.Module:
 
 
 def resolves(dotted: str) -> bool:
-    """Whether a dotted name is a module, or a name in one."""
+    """Whether a dotted name is a module, or a name in a module."""
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         try:
@@ -273,7 +279,7 @@ def test_the_glossary_has_at_most_60_terms_that_the_project_uses() -> None:
 
 
 def test_every_model_file_is_in_the_table_of_models() -> None:
-    """`step/models/*.py` are the architectures; the page of models names each."""
+    """Checks that the page of models names each architecture of `step/models/*.py`."""
     told = docs.page("docs/models.md").text
     from nearfar.step.models import architectures
 

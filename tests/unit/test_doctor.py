@@ -76,7 +76,9 @@ def test_settings_are_found_in_the_code() -> None:
 
 
 def test_what_make_setup_installs_has_no_torch_and_nothing_for_tests() -> None:
-    """The device's and the builder's packages alone: about 1.1 GB, where all extras have 3.9."""
+    """`make setup` installs only the packages for running and building models: about 1.1 GB, instead of 3.9
+    GB for all extras.
+    """
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     extras = re.search(r"^USER_EXTRAS := (.+)$", makefile, re.MULTILINE)
     assert extras is not None

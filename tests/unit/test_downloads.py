@@ -1,4 +1,4 @@
-"""A download goes on where it ended, whatever a host answers; of hub and artifacts alike."""
+"""Downloads continue where they ended, whatever a host answers; for the hub and for artifacts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def receiver() -> Receiver:
 
 
 def receive(receiver: Receiver, part: Path, *replies: Reply, size: int | None = 10) -> list[int]:
-    """Let one attempt after the other get the next of the replies; from which bytes each asked."""
+    """Let each attempt get the next of the replies; gives the offsets that the attempts asked for."""
     asked, left = [], iter(replies)
 
     @contextmanager
@@ -77,7 +77,7 @@ def test_what_is_longer_than_the_file_is_fetched_anew(receiver: Receiver, tmp_pa
     part = tmp_path / "part"
     part.write_bytes(WHOLE + WHOLE)
     assert receive(receiver, part, Reply(200, "", "", 10, iter([WHOLE]))) == [0]
-    part.write_bytes(WHOLE[:8])  # the host's file is shorter now, which only its response tells
+    part.write_bytes(WHOLE[:8])  # the host's file is shorter now, which only its response shows
     short = Reply(200, "", "", 5, iter([WHOLE[:5]]))
     assert receive(receiver, part, Reply(416, "Range Not Satisfiable"), short, size=None) == [8, 0]
     assert part.read_bytes() == WHOLE[:5]

@@ -1,4 +1,4 @@
-"""An answer ends where its turn does, whichever of the checkpoint's files says so."""
+"""An answer ends where its turn ends, whichever file of the checkpoint names the end token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the config alone": ({}, {"eos_token": None, "chat_template": SILENT}),
     "all of them": ({}, {}),
 }
-"""By who says where the turn ends, config.json and tokenizer_config.json."""
+"""config.json and tokenizer_config.json, by the file that names the end of a turn."""
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,4 +1,4 @@
-"""A step that fails begins a new epoch: whatever call of the device fails, later answers are those of an
+"""A failed step begins a new epoch: whichever call of the device fails, later answers equal those of an
 engine that never failed.
 """
 
@@ -20,6 +20,7 @@ from nearfar.errors import DeviceError, DeviceLost, RequestError
 from tests.support import tiny
 from tests.support.faults import Faults, Faulty
 from tests.support.numpy_executor import NumpyExecutor
+from tests.support.turns import share
 
 PAGES = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -53,7 +54,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 class Even:
-    """A constraint: even tokens."""
+    """A constraint that allows even tokens only."""
 
     def allowed(self) -> npt.NDArray[np.uint32]:
         return np.full((261 + 31) // 32, 0x55555555, np.uint32)
@@ -63,7 +64,7 @@ class Even:
 
 
 SHARED = prompt(40, 1)
-"""Two pages and a half: requests that begin with it share pages and copy one."""
+"""Two and a half pages: requests that begin with them share pages and copy one."""
 
 REQUESTS = [
     ([*SHARED, *prompt(3, 2)], GREEDY, None),
@@ -98,12 +99,12 @@ async def answers(core: EngineCore) -> list[Outcome]:
 
 
 async def first_and_again(core: EngineCore) -> tuple[list[Outcome], list[Outcome]]:
-    """All requests together; then again, when what the cache kept of them is used."""
+    """Run all requests together, and again, when their cached prefixes are used."""
     return await answers(core), await answers(core)
 
 
 async def clean(pipelined: bool) -> tuple[list[Outcome], int, int]:
-    """The answers, and how many calls opening and everything take."""
+    """The answers without a fault, and the numbers of calls for opening and in all."""
     faults = Faults(None)
     core = engine(faults, pipelined=pipelined)
     opening = len(faults.calls)
@@ -117,7 +118,7 @@ async def clean(pipelined: bool) -> tuple[list[Outcome], int, int]:
 @both
 async def test_after_a_fault_at_any_call_every_answer_is_that_of_a_clean_engine(pipelined: bool) -> None:
     expected, opening, calls = await clean(pipelined)
-    for at in range(opening, calls):
+    for at in share(range(opening, calls), 2):
         faults = Faults(at)
         core = engine(faults, pipelined=pipelined)
         outcomes = [*await first_and_again(core), await answers(core)]
@@ -241,7 +242,7 @@ async def test_a_constraint_that_breaks_fails_its_own_request_only(where: str, p
 
 
 class Blocking(Even):
-    """A constraint whose mask takes as long as somebody likes."""
+    """A constraint whose mask takes as long as the test wants."""
 
     def __init__(self) -> None:
         self.asked, self.released = threading.Event(), threading.Event()
@@ -272,7 +273,7 @@ async def _tokens(core: EngineCore, constraint: Even) -> list[int]:
 
 
 class Overflowing(NumpyExecutor):
-    """Computes logits that are not finite for the sequence in whose rows `token` is."""
+    """Computes logits that are not finite for the sequence with `token` in one of its rows."""
 
     def __init__(self, token: int) -> None:
         super().__init__(tiny.CONFIG, tiny.weights(), pages=PAGES, page_size=16, slots=8)

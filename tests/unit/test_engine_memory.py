@@ -1,4 +1,6 @@
-"""An engine whose device has no memory for large steps goes on with smaller ones; no answer changes."""
+"""An engine whose device has too little memory for large steps continues with smaller ones; no answer
+changes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NONE_LEFT = OutOfMemory("the device has no room for the step")
 
 
 class Narrow(NumpyExecutor):
-    """Has memory for steps of `rows` rows: larger ones fail when they are run, or where `late` when read."""
+    """Has memory for steps of `rows` rows: larger ones fail when they are run or, with `late`, when they are
+    read.
+    """
 
     def __init__(self, rows: int, error: Exception = NONE_LEFT, late: bool = False) -> None:
         super().__init__(tiny.CONFIG, tiny.weights(), pages=PAGES, page_size=16, slots=8)
@@ -96,7 +100,7 @@ async def test_memory_that_lacks_for_the_smallest_step_is_an_error_and_the_next_
 
 
 async def test_a_device_that_has_no_memory_to_be_opened_again_gives_up_no_step() -> None:
-    """The weights had no room: smaller steps would not make any."""
+    """The weights had no room, so smaller steps would not help."""
     tries = []
 
     def open_one() -> NumpyExecutor:

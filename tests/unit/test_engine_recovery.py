@@ -1,5 +1,5 @@
-"""An engine whose device is lost under running requests: their texts are those of a device that was never
-lost.
+"""An engine whose device is lost while requests run: their texts equal those of a device that was
+never lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGES = 64
 
 
 class Fragile(NumpyExecutor):
-    """Is lost when its `life` runs are used up, and then stays lost."""
+    """Is lost after `life` runs, and then stays lost."""
 
     def __init__(self, life: int) -> None:
         super().__init__(tiny.CONFIG, tiny.weights(), pages=PAGES, page_size=16, slots=8)
@@ -53,7 +53,9 @@ class Fragile(NumpyExecutor):
 
 
 def engine(lives: list[int], pipelined: bool = True) -> EngineCore:
-    """An engine whose executors live so many runs, one after the other; the last life goes on for ever."""
+    """An engine whose executors are lost after these numbers of runs, one after the other; the last one is
+    never lost.
+    """
     made = iter([*lives, 10**9])
     description = tiny.manifest()
     return EngineCore(

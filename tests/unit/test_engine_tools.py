@@ -1,4 +1,4 @@
-"""Tools in the engine: a model of random weights calls them with arguments that match."""
+"""Tools in the engine: a model with random weights calls them with matching arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAMILIES = {
 
 
 def make(signs: str = "", *, reasoning: bool = True) -> AsyncEngine:
-    """An engine whose model's answers have the format that `signs` show."""
+    """An engine whose model's answers have the format of `signs`."""
     form = shown_format(signs)
     # without reasoning, because random weights would never end it
     form = form if reasoning else replace(form, reasoning=None)

@@ -1,4 +1,4 @@
-"""Event streams as they come in parts, and the time that a server has for its next token."""
+"""Event streams that come in parts, and the time that a server has for its next token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Artifacts at a URL: fetched as their manifests list them, in the middle of a file too, and checked."""
+"""Artifacts at a URL: their manifests list the files, downloads resume within a file, and files are
+checked.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """What a build wrote: a folder with one artifact."""
+    """The output of a build: a folder with one artifact."""
     out = tmp_path / "out"
     tiny.write_artifact(out / "first")
     target = Artifact.open(out / "first").target
@@ -62,7 +64,7 @@ def shard_of(folder: Path) -> str:
 
 def test_all_files_come_and_are_checked(host: Hub, made: Path, tmp_path: Path) -> None:
     target = target_of(made)
-    # the address of the artifact itself, and of the folder above it that a build wrote
+    # the address of the artifact itself, and of the folder above it
     for given in (address(host, target), address(host)):
         place = fetch(given, tmp_path / "in", (target,), told)
         assert place == tmp_path / "in" / target
@@ -71,7 +73,7 @@ def test_all_files_come_and_are_checked(host: Hub, made: Path, tmp_path: Path) -
 
 
 def test_a_folder_whose_server_lists_it_is_looked_into(host: Hub, made: Path, tmp_path: Path) -> None:
-    """As `nearfar web` answers for a folder of several."""
+    """The server answers as `nearfar web` does for a folder of several artifacts."""
     target = target_of(made)
     (made / "manifest.json").write_text(json.dumps({"format": LISTING, "targets": [target]}))
     Artifact.open(fetch(address(host), tmp_path / "in", ("webgpu", target), told)).verify()

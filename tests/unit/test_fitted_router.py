@@ -1,6 +1,4 @@
-"""A router that is fitted to outcomes: what it learns, targets, which files it refuses, and what the commands
-say.
-"""
+"""A router fitted to outcomes: what it learns, targets, rejected files, and the output of the commands."""
 
 from __future__ import annotations
 
@@ -18,12 +16,10 @@ from nearfar.routing.confidence import Monitor, Token
 from nearfar.routing.fitted import FittedRouter, Judge
 from nearfar.routing.targets import point_for
 from tests.support.commands import nearfar
+from tests.support.late import late
 from tests.vectors.routing.routers import ROUTER
 
-pytest.importorskip("sklearn", reason="fitting needs scikit-learn")
-
-from nearfar.routing import fitting
-
+fitting = late("nearfar.routing.fitting", "sklearn", reason="fitting needs scikit-learn")
 MADE = FittedRouter.parse(ROUTER)
 ARTIFACT = f"{'a' * 64}/q4"
 
@@ -34,8 +30,8 @@ def told(best: float, **more: Any) -> dict[str, Any]:
 
 
 def lines(count: int = 200, *, later: bool = False) -> list[dict[str, Any]]:
-    """The device is wrong where its first token is unsure, or (`later`) where its next tokens are; the cloud
-    is right in nine of ten.
+    """Records in which the device is wrong where its first token is unsure, or (`later`) where its next
+    tokens are; the cloud is right in nine of ten.
     """
     rng = np.random.default_rng(0)
     made = []

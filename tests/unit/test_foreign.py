@@ -1,4 +1,4 @@
-"""Formats that no build takes are named, with what to take instead, before anything is read."""
+"""Unsupported formats are rejected by name, with an alternative, before anything is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.errors import CheckpointError
 from tests.shared_data import shared_data
 from tests.support.late import late

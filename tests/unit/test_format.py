@@ -1,5 +1,5 @@
-"""The format's one home: what is generated from it is checked, and both languages fill the table of
-buffers in alike.
+"""The format's definitions: generated files are up to date, and both languages compute the same table of
+buffers.
 """
 
 import json
@@ -20,7 +20,7 @@ GENERATED = ("web/src/format/constants.ts", "web/src/grammar/keywords.ts", "docs
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What is generated, as it is in the repository."""
+    """A copy of the generated files of the repository."""
     for name in GENERATED:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(generate.ROOT / name, tmp_path / name)

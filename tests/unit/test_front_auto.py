@@ -26,7 +26,9 @@ HARD = (
 
 
 def cloud(small_up: bool = True) -> Cloud:
-    """A server of two models that names the one asked for; the small one has a context of 200 tokens."""
+    """A server with two models that names the requested one in its answer; the small one has a context of 200
+    tokens.
+    """
 
     def answer(path: str, body: Json) -> Iterator[bytes]:
         if path == "/v1/models":

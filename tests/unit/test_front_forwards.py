@@ -1,4 +1,4 @@
-"""Requests that a front forwards as they are, to servers that list their paths."""
+"""Requests that a front forwards unchanged, to servers that list their paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nearfar.remote.chunks import ShapeError
 from nearfar.remote.forms import read_form
 from nearfar.remote.openapi import listed_paths
 from nearfar.remote.server import NATIVE
-from tests.support.clouds import STREAM, Cloud, Json, listing, reply
+from tests.support.clouds import STREAM, Cloud, Json, described, listing, reply
 from tests.support.fronts import opened_fronts
 
 SALTED = ["model", "input", "cache_salt", "priority"]
@@ -32,28 +32,6 @@ def front() -> Iterator[Front]:
         yield lambda *given, **more: fronts(*given, **more)[1]
 
 
-def description(paths: dict[str, list[str]]) -> Json:
-    """An OpenAPI description of paths with the fields of their requests."""
-    return {
-        "paths": {
-            path: {
-                "post": {
-                    "requestBody": {
-                        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/S{at}"}}}
-                    }
-                }
-            }
-            for at, path in enumerate(paths)
-        },
-        "components": {
-            "schemas": {
-                f"S{at}": {"properties": {name: {} for name in fields}}
-                for at, fields in enumerate(paths.values())
-            }
-        },
-    }
-
-
 def server(paths: dict[str, list[str]], answer: bytes) -> Cloud:
     """A server that lists these paths, and gives one answer to all requests."""
 
@@ -61,7 +39,7 @@ def server(paths: dict[str, list[str]], answer: bytes) -> Cloud:
         if path == "/v1/models":
             yield listing("m")
         elif path == "/openapi.json":
-            yield reply("200 OK", description(paths))
+            yield reply("200 OK", described(paths))
         else:
             yield answer
 
@@ -214,7 +192,7 @@ def test_sound_is_forwarded_with_the_model_renamed(front: Front) -> None:
     with server({"/v1/audio/transcriptions": []}, reply("200 OK", {"text": "hi"})) as cloud:
         client = front(cloud, ("ours",))
         files = {"file": ("a.wav", b"\x00\xff" * 99)}
-        # The stand-in reads JSON only, so that it fails: what matters here is that a wrong form goes nowhere.
+        # The stand-in reads only JSON, so it fails: the test is that a wrong form is not forwarded.
         wrong = client.post("/v1/audio/transcriptions", files=files, data={"model": "other"})
         assert wrong.status_code == 404
         assert client.post("/v1/audio/transcriptions", files=files).status_code == 400

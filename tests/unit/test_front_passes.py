@@ -1,4 +1,4 @@
-"""What a front passes on unchanged: fields, parts, events, whole answers, refusals, priorities."""
+"""What a front forwards unchanged: fields, parts, events, whole answers, rejections, priorities."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chunk(delta: Json, finish: str | None = None, **more: Any) -> Json:
 
 
 def written(*records: Json) -> list[bytes]:
-    """Events with blanks that no encoder here would write."""
+    """Events with blanks that none of our encoders would write."""
     return [
         b"data: " + json.dumps(record, separators=(" , ", " : ")).encode() + b"\n\n" for record in records
     ]

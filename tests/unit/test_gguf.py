@@ -1,4 +1,6 @@
-"""GGUF files: blocks as the gguf package reads them, tokenizers as they were, strange files refused."""
+"""GGUF files: blocks equal those of the gguf package, tokenizers come back unchanged, unsupported files are
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
 from nearfar.build.weights.gguf.header import read_header
 from nearfar.build.weights.gguf.tokenizer import read_tokenizer
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
-from nearfar.build.weights.packed.gguf_grids import TABLES
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
+from nearfar.build.weights.quantized.gguf_grids import TABLES
 from nearfar.errors import CheckpointError
 from scripts.freeze_grids import frozen
 from tests.shared_data import shared_data
@@ -58,7 +60,7 @@ def test_mxfp4_is_as_its_paper_has_it() -> None:
 
 
 def tokenizer_of(tmp_path: Path, data: dict, architecture: str, **write: object) -> Tokenizer:
-    """A tokenizer.json written into a GGUF file's metadata, and made of them again."""
+    """Write a tokenizer.json into a GGUF file's metadata, and convert these back."""
     file = tmp_path / "model"
     writer = gguf.GGUFWriter(file, architecture)
     write["vocabulary"](writer, data)  # type: ignore[operator]
@@ -79,7 +81,7 @@ ODD = (
 
 
 def texts() -> list[str]:
-    """Odd ones, and pieces of books."""
+    """Unusual texts, and pieces of books."""
     book = shared_data("text", "heldout.txt").read_text(encoding="utf-8")
     return [*ODD, *(book[at : at + 997] for at in range(0, 200_000, 9973))]
 
@@ -117,8 +119,8 @@ def test_a_tokenizer_comes_back_as_it_was(
 
 
 def like_gemma() -> Tokenizer:
-    """BPE with bytes for what is not a token, of texts whose blanks are written as ▁ and that begin without
-    one: as Gemma's tokenizer.json has it, small.
+    """A small BPE tokenizer like Gemma's: bytes for unknown characters, blanks written as ▁, and no blank
+    before a text.
     """
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Replace(" ", "▁")

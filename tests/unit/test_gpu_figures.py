@@ -1,4 +1,6 @@
-"""Figures of GPU kernels, computed from the kernels: of toys that can be counted by hand, and of ours."""
+"""Figures of GPU kernels, computed from the kernels: of toys that can be counted by hand, and of our own
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,10 @@ def software(job: Linear | Attend) -> Figures:
 
 
 def split_k(lanes: int, stride: int) -> Figures:
-    """A toy matvec: of 32 threads `lanes` lie along n, 4 columns each, `stride` apart; the others split k.
+    """A toy matvec: of 32 threads `lanes` lie along n with 4 columns each, `stride` apart; the others split
+    k.
 
-    A thread loads 4 vectors of words and one of scales in a turn, and there is one barrier.
+    A thread loads 4 vectors of words and one of scales in an iteration, and there is one barrier.
     """
     parts = 32 // lanes
 
@@ -110,7 +113,7 @@ def test_threads_far_apart_use_part_of_each_line() -> None:
     [(2048, 2048, 2048, 65536), (128256, 2048, 16032, 513024), (576, 576, 72, 2304), (576, 1536, 72, 2304)],
 )
 def test_software_matvecs_have_little_in_flight(n: int, k: int, threads: int, in_flight: int) -> None:
-    """Each thread has eight rows, a word of each in a turn."""
+    """Each thread has eight rows, and loads a word of each row in an iteration."""
     found = software(q4(n, k))
     assert (found.threads, found.bytes_in_flight, found.weight_reads) == (threads, in_flight, 1)
     assert found.operations_per_weight == pytest.approx(4.5, abs=0.1)
@@ -128,7 +131,7 @@ def test_software_attention_reads_the_cache_for_every_row(m: int) -> None:
 
 
 def gathering(rows: int, held: int) -> Figures:
-    """A toy without a matrix: threads keep `held` sums; of 100 values the first `rows` are gathered through
+    """A toy without a matrix: threads keep `held` sums; the first `rows` of 100 values are gathered through
     workgroup memory, which a loop fills in parts.
     """
 
@@ -203,7 +206,9 @@ def test_kernels_that_tvm_schedules_have_figures_too() -> None:
 
 @pytest.mark.parametrize("device", [DISCRETE, MOBILE])
 def test_products_of_bytes_take_half_of_the_operations(device: DeviceClass) -> None:
-    """A dot product of words is four products in one; matrix, barriers and registers are no more."""
+    """A dot product of words replaces four products; the figures for matrix, barriers and registers do not
+    grow.
+    """
     job = q4(2048, 2048, m=256)
     variants = [variant(device, "f16", False), variant(device, "f16", False, "int8")]
     plain, (rows, product) = (

@@ -1,9 +1,10 @@
-"""Matrices that are larger than every device can bind lie in pieces: their bytes, launches and plans."""
+"""Matrices that are too large for one binding are stored in pieces: their bytes, launches and plans."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import tvm
@@ -11,12 +12,13 @@ import tvm
 from nearfar.build import manifest
 from nearfar.build.program.compile import Compilation, compile_program
 from nearfar.build.synth import published
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.errors import BuildError
-from nearfar.format.scales import PAIRS, SYMMETRIC, Scales
+from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.emission import EmitContext
-from nearfar.kernels.jobs import Embed, Linear
+from nearfar.kernels.jobs import Embed, Experts, Linear
 from nearfar.kernels.quantized import Matrix, QuantTensor
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import packing, variant
@@ -54,9 +56,11 @@ def test_no_piece_is_larger_than_every_device_binds_and_there_are_no_more_than_t
     assert count == 1 or found[0].matrix.n % COLUMNS == 0
 
 
-@pytest.mark.parametrize(("scales", "name"), [(PAIRS, "scale_bias"), (SYMMETRIC, "scales")])
+@pytest.mark.parametrize(
+    ("scales", "name"), [(PAIRS, "scale_bias"), (SYMMETRIC, "scales"), (OF_GGUF["Q4_K"], "levels")]
+)
 def test_a_matrix_that_fits_is_stored_as_ever_and_others_piece_by_piece(scales: Scales, name: str) -> None:
-    matrix = Matrix(200, 256, 4, 64, scales=scales)
+    matrix = Matrix(200, 256, 4, 32, scales=scales)
     tensor, _ = random_matrix(np.random.default_rng(1), matrix)
     assert parts(matrix) == packing.parts(matrix)
     assert [part.name for part in parts(matrix, SMALL)] == [
@@ -77,6 +81,19 @@ def test_scales_without_biases_take_two_bytes_each(n: int) -> None:
     _, scales = packing.pack(matrix, tensor)
     assert [part.bytes for part in parts(matrix)] == [n * 256, (n + 1) // 2 * 2 * 8 * 2]
     np.testing.assert_array_equal(scales.view(np.float16)[:, :n], tensor.scales.T)
+
+
+@pytest.mark.parametrize("superblocks", [2, 3])
+@pytest.mark.parametrize("kind", OF_GGUF)
+def test_scales_of_two_levels_take_the_bytes_of_the_file(kind: str, superblocks: int) -> None:
+    """One factor is in half a word: of an odd number of superblocks the last half is empty."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    scheme = BLOCKS[kind].scheme(superblocks * block)
+    assert scheme is not None
+    matrix = Matrix(41, superblocks * block, scheme.bits, scheme.group_size, scales=scheme.scales)
+    empty = 0 if scheme.scales.offsets else superblocks % 2 * 2
+    assert matrix.bytes == 41 * superblocks * size
+    assert sum(part.bytes for part in parts(matrix)) == matrix.bytes + 41 * empty
 
 
 def test_rows_that_are_too_long_for_any_piece_are_refused_by_name() -> None:
@@ -111,7 +128,7 @@ def test_gate_and_up_of_pieces_meet_in_a_scratch_buffer() -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
 def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precision: Precision) -> None:
-    """Launches over pieces write one buffer, which nothing else uses meanwhile."""
+    """All launches over pieces write one buffer, which nothing else uses meanwhile."""
     model = read_model({**published("qwen3-4b").config, "num_hidden_layers": 2}).model
     matrices = {p.name: Matrix(p.n, p.k, 4, 64) for p in model.step.params if p.is_matrix}
     made = variant(SOFTWARE, precision, vectors=False)
@@ -141,7 +158,7 @@ def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precisio
 
 
 def test_rounded_rows_of_pieces_are_written_before_they_are_read() -> None:
-    """Gate and up rows meet in a buffer of their own; what a piece's rows are rounded to stays its own."""
+    """Gate and up rows are written to one buffer of their own; the rounded rows of a piece are not shared."""
     kernels = variant(CLASSES["discrete"], "f16", False, "int8", binding=1 << 14).kernels
     job = Linear(16, Matrix(512, 256, 4, 64), "float32", "float16", gate="silu", norm=1e-5)
     known = set(job.inputs(len(kernels.parts(job.matrix))))
@@ -153,3 +170,12 @@ def test_rounded_rows_of_pieces_are_written_before_they_are_read() -> None:
         assert "w0" not in stage.args or len(new) <= 1
         known.update(new)
     assert stages[-1].args[-1] == "out"
+
+
+def test_experts_that_no_device_binds_at_once_are_refused_by_the_limit() -> None:
+    """64 experts of 4 bits: codes of 262,144 bytes in the first stack, and half as many in the second."""
+    job = Experts(1, Matrix(64 * 128, 64, 4, 64, 64), Matrix(64 * 64, 64, 4, 64, 64), 2, "silu")
+    variant(SOFTWARE, "f32", False, binding=262_144).kernels.check(job)
+    said = r"matrices of 64 experts \[128, 64\] take more than 262,143 bytes together.* build for cpu or mlx"
+    with pytest.raises(BuildError, match=said):
+        variant(SOFTWARE, "f32", False, binding=262_143).kernels.check(job)

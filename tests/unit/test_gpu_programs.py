@@ -1,4 +1,4 @@
-"""Programs of the GPU targets make a kernel once where they do not differ in what it depends on."""
+"""Programs of the GPU targets share a kernel if they agree in everything that it depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How kernels become PrimFuncs: as TVM's own parser makes them, and once for all targets."""
+"""Kernels become the PrimFuncs that TVM's own parser makes, and are made once for all targets."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ PROGRAMS: dict[str, tuple[Precision, Products]] = {
     "software": ("f32", "float"), "mobile": ("f32", "int8"), "integrated": ("f32", "float"),
     "discrete": ("f16", "cooperative"),
 }  # fmt: skip
-"""One of each class of devices: together they have every kind of kernel."""
+"""One program of each device class: together they have every kind of kernel."""
 
 
 def jobs(kernels: gpu.GpuKernels) -> Iterator[Job]:
-    """Jobs of every kind, with options that make a script take other branches."""
+    """Jobs of every kind, with options that select other branches of a script."""
     dtype = kernels.activations
     fused = gpu_jobs.linears(dtype)
     for name, m in (
@@ -65,6 +65,7 @@ def jobs(kernels: gpu.GpuKernels) -> Iterator[Job]:
     yield from (gpu_jobs.ROUTES["softmax"], gpu_jobs.ROUTES["sigmoid"])
     yield from (gpu_jobs.EXPERTS["clamped"], gpu_jobs.EXPERTS["f16odd"])
     yield from (gpu_jobs.STATES["conv_odd"], gpu_jobs.STATES["delta_few"], gpu_jobs.STATES["delta_odd"])
+    yield from (gpu_jobs.STATES["ssm_few"], gpu_jobs.STATES["ssm_odd"])
     for kv_dtype in (dtype, "int8", "int4"):
         for m, flags in ((1, "all"), (64, "all"), (64, "plain")):
             job = gpu_jobs.paged(Attend, (m, 8, 2, 64), dtype, **gpu_jobs.ATTENDS[flags])
@@ -82,7 +83,7 @@ def jobs(kernels: gpu.GpuKernels) -> Iterator[Job]:
 
 
 def parts(kernels: gpu.GpuKernels) -> Iterator[Job]:
-    """Attention whose parts the matmul behind it puts together."""
+    """Attention jobs whose parts the following matmul combines."""
     dtype = kernels.activations
     attend = gpu_jobs.paged(Attend, (1, 8, 2, 64), dtype)
     linear = Linear(1, Matrix(64, 512, 4, 64), dtype, "float32", residual=True)
@@ -94,7 +95,7 @@ def parts(kernels: gpu.GpuKernels) -> Iterator[Job]:
 
 @pytest.fixture(scope="module")
 def parsed() -> set[tuple[str, int]]:
-    """File and line of the scripts that were compared."""
+    """File and line of the scripts that have been compared."""
     return set()
 
 
@@ -102,7 +103,7 @@ def parsed() -> set[tuple[str, int]]:
 def test_a_kernel_is_what_tvm_makes_of_its_script(
     device: str, parsed: set[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same names, which code generators write."""
+    """Names are compared too, because code generators write them."""
     precision, products = PROGRAMS[device]
     kernels = gpu.GpuKernels(Tuning(CLASSES[device], precision == "f16", False, products))
     ours = text.made
@@ -139,7 +140,7 @@ def _is_ours(decorator: ast.expr) -> bool:
 
 
 def test_names_are_those_of_the_module_of_the_maker_and_of_annotations() -> None:
-    """A global, a variable of the maker, a function of it, and one that only annotations name."""
+    """Tests a global, a variable and a function of the maker, and a name that only annotations use."""
     count, only_annotated = 8, (8, "float32")
     shape, dtype = only_annotated
 

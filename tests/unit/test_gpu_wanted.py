@@ -1,4 +1,4 @@
-"""Each class of GPUs gets what it wants of its kernels (tests.support.wanted_kernels): published shapes."""
+"""The kernels of each device class meet its bounds (tests.support.wanted_kernels), for published shapes."""
 
 from __future__ import annotations
 
@@ -63,29 +63,29 @@ byte that they read (phones of 1.4 T/s and 77 GB/s, integrated GPUs of 1.1 and 6
 Scales of parts of groups, where k has few groups (576: 9), are the rest.
 """
 FLOAT32_OPERATIONS = 4.4
-"""A weight of the 1B shape in float32 programs: bounds are those of float16."""
+"""Operations for a weight of the 1B shape in float32 programs; other bounds are for float16."""
 VECTOR = 8
-"""Bytes of four float16."""
+"""Bytes of a vector of four float16 numbers."""
 LEAST = {"loads_ahead", "line_use", "threads", "bytes_in_flight"}
-"""Figures of REACHED of which more is better."""
+"""Figures of REACHED for which larger is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
 """Launches of a layer with software kernels: rope and append, norms of heads, and attention's second stage
-are launches of their own.
+are separate launches.
 """
 PUT_TOGETHER = {
     "smollm2-135m": {"mobile", "integrated", "discrete"}, "llama-3.2-1b": {"discrete"}, "qwen3-4b": set(),
 }  # fmt: skip
-"""Classes in which the matmul behind attention does what its second stage does: 5 launches a layer. In the
-others that would cost more than a launch, however few the parts: see
+"""Classes in which the matmul after attention also does attention's second stage: 5 launches a layer. In
+other classes that would cost more than a launch, however few parts there are: see
 test_a_sixth_launch_costs_less_than_what_it_spares.
 """
 HEADS = {"smollm2-135m": (9, 3, 64, 576), "llama-3.2-1b": (32, 8, 64, 2048), "qwen3-4b": (32, 8, 128, 2560)}
-"""Heads, kv heads, their dimensions, and what comes of `o`."""
+"""Heads, kv heads, head size, and the number of outputs of `o`."""
 WRITTEN_REACHED = 0.0228
 
 
 def missed(shape: str, made_for: DeviceClass, held_to: DeviceClass, kind: Kind) -> dict[str, list[float]]:
-    """Figures out of bounds, and what they are."""
+    """Figures that are out of bounds, with their values."""
     jobs = [each for each in compiled(shape, made_for).measured if kind_of(each.job) == kind]
     optional = kind == "gathering" or (made_for is SOFTWARE and kind == "project")
     assert jobs or optional, f"{shape} has no {kind}"
@@ -122,7 +122,7 @@ def test_kernels_are_what_their_class_wants(name: str, kind: Kind) -> None:
 def test_software_kernels_are_not_what_a_discrete_gpu_wants(
     shape: str, kind: Kind, figures: set[str]
 ) -> None:
-    """A check of the check."""
+    """Tests that the check can fail."""
     assert figures <= missed(shape, SOFTWARE, DISCRETE, kind).keys()
 
 
@@ -138,8 +138,8 @@ def test_a_token_has_few_launches_and_writes_little(name: str, shape: str) -> No
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
 def test_a_sixth_launch_costs_less_than_what_it_spares(name: str, shape: str) -> None:
-    """With as few parts as keep the threads of the class busy, what `o` reads again in all its workgroups
-    takes the cache of the device longer than a launch, where there are six, and no longer where five.
+    """With as few parts as keep the threads of the class busy, reading them again in all workgroups of `o`
+    takes longer than a launch in classes with six launches a layer, and no longer in classes with five.
     """
     device, (heads, kv_heads, dim, width) = CLASSES[name], HEADS[shape]
     attend = Attend(1, heads, kv_heads, dim, 16, 16, 512, "float16", "float16", scale=0.125)
@@ -152,8 +152,8 @@ def test_a_sixth_launch_costs_less_than_what_it_spares(name: str, shape: str) ->
 
 @pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
 def test_products_of_float16_take_fewer_operations(name: str) -> None:
-    """Compares programs at many rows, where products are most of the work; a vector's two float16 count as
-    one.
+    """Compares programs with many rows, where products are most of the work; an operation on a vector of two
+    float16 numbers counts as one.
     """
 
     def operations(precision: Precision) -> float:
@@ -167,7 +167,9 @@ def test_products_of_float16_take_fewer_operations(name: str) -> None:
 @pytest.mark.parametrize("m", [5, 8, 16])
 @pytest.mark.parametrize(("n", "k"), [(3072, 2048), (2048, 2048), (2048, 8192)])
 def test_a_card_reads_small_matrices_again_rather_than_wait(m: int, n: int, k: int) -> None:
-    """Projections of the 1B: tiles of a matmul would have 2,048 or 3,072 threads of the 16,384 wanted."""
+    """For projections of the 1B shape, tiles of a matmul would have only 2,048 or 3,072 of the 16,384 threads
+    wanted.
+    """
     job = Linear(m, Matrix(n, k, 4, 64), "float16", "float32", residual=True)
     kernels = variant(DISCRETE, "f16", False).kernels
     found, four = (figures_of(kernels.stages(each).stages[0].func) for each in (job, replace(job, m=4)))
@@ -205,7 +207,9 @@ def test_float32_programs_need_few_operations_too() -> None:
 @pytest.mark.parametrize("context", [1024, 8192])
 @pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
 def test_attention_of_64_rows_fills_the_device_and_reads_a_key_once_a_tile(name: str, context: int) -> None:
-    """Positions are shared out where tiles are few: of the 1B two or four, of 8 kv heads each."""
+    """Positions are distributed if there are few tiles: the 1B shape has two or four for each of 8
+    kv heads.
+    """
     device = CLASSES[name]
     job = Attend(64, 32, 8, 64, 16, 16, 512, "float16", "float16", scale=0.125)
     found = figures_of(variant(device, "f16", False).kernels.stages(job).stages[0].func, context)

@@ -53,7 +53,7 @@ async def test_both_libraries_take_and_refuse_the_same(
 
 @pytest.mark.parametrize("draft", ["draft2020-12", "draft7"])
 async def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, codec: TextCodec) -> None:
-    """Each schema of the JSON Schema test suite is refused, or no value that it forbids can be written."""
+    """Each schema of the JSON Schema test suite is rejected, or no value that it forbids can be written."""
     archive = shared_data("eval", "json-schema-test-suite", "json-schema-test-suite.tar.gz")
     with tarfile.open(archive) as tar:
         groups = [
@@ -80,7 +80,7 @@ async def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, codec:
 
 
 def _levels(depth: int) -> dict[str, Any]:
-    """Objects in which each level has two properties of the next: 2^depth pairs to tell apart."""
+    """Objects in which each level has two properties of the next level: 2^depth paths to distinguish."""
     chain: dict[str, Any] = {
         f"d{level}": {
             "type": "object",
@@ -144,12 +144,12 @@ REFUSED = {
     "references to references": "more than 64",
     "arrays in arrays": "nested too deeply",
 }
-"""The others are followed."""
+"""Keys of vectors whose grammars are rejected; all others are followed."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_grammar_is_bounded(name: str, codec: TextCodec) -> None:
-    """Without its bound each would take many seconds, or for ever."""
+    """Without its limit each would take many seconds, or run for ever."""
     grammars = Grammars(codec, EOS + 1, [EOS])
     if name in REFUSED:
         with pytest.raises(RequestError, match=REFUSED[name]) as caught:

@@ -1,5 +1,5 @@
-"""A head that config.json ties to the embedding, and that the checkpoint has all the same: a copy is left
-out, another one is the model's, as in transformers 5.
+"""A head in a checkpoint whose config.json ties the head to the embedding: a copy is left out, a different
+one is the model's head, as in transformers 5.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nearfar.build.options import BuildOptions
 from nearfar.build.pipeline import build
 from nearfar.build.source import Source, open_source
 from nearfar.errors import CheckpointError
-from tests.support import packed, speaking
+from tests.support import quantized, speaking
 from tests.support.architectures import CASES, checkpoint
 from tests.support.cases import Case
 from tests.support.commands import nearfar
-from tests.support.packed_formats import FORMATS
+from tests.support.quantized_formats import FORMATS
 
 EMBED, HEAD = "embed_tokens.", "lm_head."
 TIED_INSIDE = [case for case in CASES if "text_config" in case.config]
@@ -32,14 +32,16 @@ def opened(path: Path) -> Source:
 
 
 def has_own(source: Source) -> bool:
-    """Whether the model has a head of its own, which is told."""
+    """Whether the model has a head of its own, about which there must be a note."""
     own = any(param.name == "lm_head" for param in source.params)
     assert any("lm_head" in note for note in source.notes) == own
     return own
 
 
 def with_head(tensors: dict[str, Any], differs: bool) -> dict[str, Any]:
-    """With a head that is a copy of the embedding, or differs from it at the end of the last row."""
+    """The tensors with a head that is a copy of the embedding, or differs from it at the end of the
+    last row.
+    """
     start = "language_model." if any(name.startswith("language_model.model.") for name in tensors) else ""
     out = {name: value for name, value in tensors.items() if HEAD not in name}
     for name in tensors:
@@ -68,15 +70,15 @@ def test_of_every_format_a_head_that_differs_is_kept(name: str, differs: bool, t
     made = FORMATS[name]()
     inner = made.config["model_config"] if made.mlc else made.config
     inner["tie_word_embeddings"] = True
-    write = packed.write_mlc if made.mlc else packed.write
+    write = quantized.write_mlc if made.mlc else quantized.write
     path = write(tmp_path / "m", made.config, with_head(dict(made.tensors), differs))
     assert has_own(opened(path)) == differs
 
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_of_our_own_mlx_target_a_head_that_differs_is_kept(differs: bool, tmp_path: Path) -> None:
-    config = {**packed.CONFIG, "tie_word_embeddings": True}
-    source = packed.write(tmp_path / "m", config, packed.weights(config))
+    config = {**quantized.CONFIG, "tie_word_embeddings": True}
+    source = quantized.write(tmp_path / "m", config, quantized.weights(config))
     (path,) = build(BuildOptions(str(source), tmp_path / "out", ("mlx",), "q4"))
     assert not has_own(opened(path))
     tensors = load_file(path / "model.safetensors")

@@ -1,4 +1,6 @@
-"""Weights that are larger than memory are mapped: files one after the other, as if they had been read."""
+"""Weights that are larger than memory are mapped: files one after the other, with the same content as if
+read.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ COMMANDS = (
 
 @pytest.fixture(autouse=True)
 def dark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """No name of another machine resolves; gives those that were asked for."""
+    """Make no name of another machine resolve; gives the names that were looked up."""
     asked: list[str] = []
 
     def nothing(host: str, *_: object, **__: object) -> object:
@@ -202,7 +202,7 @@ def test_a_misspelt_path_is_told_as_a_path(
 
 
 def test_a_name_of_the_hub_goes_before_a_folder_of_its_owner(tmp_path: Path) -> None:
-    """Where it is a known one, or its files are in the hub's cache."""
+    """This holds if it is a known name, or its files are in the hub's cache."""
     (tmp_path / "Qwen" / "Qwen3-1.7B").mkdir(parents=True)
     done = nearfar("run", "Qwen/Qwen3-0.6B", "hi", NEARFAR_HOME=str(tmp_path / "home"))
     assert f"{HOST} cannot be reached" in done.stderr

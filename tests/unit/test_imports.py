@@ -1,4 +1,6 @@
-"""What is imported for what: in a process of its own, with the heavy libraries made impossible to import."""
+"""Which modules an action imports: run in a process of its own, in which the heavy libraries cannot be
+imported.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ BARRED = set(sys.argv[1].split(","))
 sys.meta_path.insert(0, Barred())
 """
 PATIENCE, MODULES = 20, 1100
-"""Seconds of a process that does next to nothing, on a machine that does much else; modules that it may
-import: a build imports 2,500.
+"""Seconds for a process that does nearly nothing, on a busy machine; and the most modules that it may import:
+a build imports 2,500.
 """
 RUNTIME = "tvm,tvm_ffi,torch,tokenizers,jinja2,wgpu,vulkan,mlx,transformers"
 
@@ -143,7 +145,7 @@ print(len(sys.modules))
 def test_what_cannot_be_built_is_refused_by_its_config_alone(
     config: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    """Here and on the hub: nothing heavy is imported, nothing but config.json is asked for."""
+    """Locally and on the hub: nothing heavy is imported, and only config.json is requested."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""`nearfar inspect` of artifacts that are short of something, or broken."""
+"""`nearfar inspect` of artifacts that lack something or are damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nearfar inspect --kernels`: what an artifact launches, with the figures that its build computed."""
+"""`nearfar inspect --kernels`: the launches of an artifact, with the figures that its build computed."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ WITHOUT_TVM = "import sys; sys.modules['tvm'] = None; from nearfar.cli import ap
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command where there is no TVM."""
+    """Run the command where TVM cannot be imported."""
     with mock.patch.dict(sys.modules, {"tvm": None}):
         return nearfar(*arguments)
 
 
 def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own: nothing of TVM was imported before."""
+    """Run the command in a process of its own, in which TVM was not imported before."""
     command = [sys.executable, "-c", WITHOUT_TVM, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module", params=paired(("webgpu",), DEVICE_CLASSES), ids=lambda of: of[1])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For the CPU and one class of GPUs, with two steps: to compute all figures takes 30 CPU seconds."""
+    """An artifact for the CPU or for one class of GPUs, with two steps: computing all figures takes 30 CPU
+    seconds.
+    """
     root = tmp_path_factory.mktemp("figures")
     write_checkpoint(Shape(CONFIG), root / "checkpoint")
     target, device_class = request.param

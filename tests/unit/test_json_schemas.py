@@ -1,4 +1,4 @@
-"""JSON schemas: what is let through is kept to, what cannot be enforced is named. Measured with xgrammar
+"""JSON schemas: an accepted schema is enforced, and an unenforceable keyword is named. Measured with xgrammar
 itself.
 """
 
@@ -48,7 +48,7 @@ def matches() -> Matches:
 
 
 def _refusal(compiled: Callable[[Grammar], Any], grammar: Grammar) -> str:
-    """Why a grammar is refused; empty: it is not."""
+    """The message with which a grammar is rejected; empty if it is accepted."""
     try:
         compiled(grammar)
     except RequestError as error:
@@ -58,7 +58,7 @@ def _refusal(compiled: Callable[[Grammar], Any], grammar: Grammar) -> str:
 
 @pytest.mark.parametrize("draft", ["draft2020-12", "draft7"])
 def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Matches) -> None:
-    """Each schema of the suite is refused, or no value that it forbids can be written."""
+    """Each schema of the suite is rejected, or no value that it forbids can be written."""
     archive = shared_data("eval", "json-schema-test-suite", "json-schema-test-suite.tar.gz")
     wrong, fates = [], Counter[str]()
     grammars = Grammars(CODEC, EOS + 1, [EOS])
@@ -105,7 +105,7 @@ BLAMED: dict[str, Any] = {
 def test_what_a_library_refuses_is_told_by_its_place(
     kind: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever `narrowed` lets through: here it lets through all."""
+    """The message names the place even if `narrowed` accepts everything, as here."""
     bad = {"type": "object", **BLAMED[place]}
     tag = {"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": bad}, "end": ">"}
     grammar = Grammar(kind, json.dumps(bad if kind == "json_schema" else {"format": tag}))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Where tests keep what is addressed by content: outside of what a run deletes, never with the user."""
+"""The folder of content-addressed results of tests: outside the files that a run deletes, and outside the
+user's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled programs kept across builds: what tells them apart, and what is given up."""
+"""Compiled programs kept across builds: what distinguishes them, and which are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which source files decide a kept program: each that could make another one of it, and no others."""
+"""The source files that determine a cached program: all files that could change it, and no others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NO_MAKERS = {
     "step/reading.py": "reads models",
     "targets/*/target.py": "says which weights, programs and buckets there are: values of the key",
 }
-"""Files of the folders above (but format/) that are not makers of a program, and why."""
+"""Files of the folders above (except format/) that do not determine a program, with the reason."""
 
 OBSERVED = """
 import json, pickle, sys
@@ -90,7 +90,7 @@ def context(job: Compilation) -> EmitContext:
 
 @pytest.fixture(scope="module")
 def files(job: Compilation, context: EmitContext) -> dict[str, set[str]]:
-    """For each target the files that the key of its programs tells of, as paths below the package."""
+    """For each target, the files that the key of its programs covers, as paths in the package."""
     found: dict[str, set[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
         for name in OWN:
@@ -112,7 +112,7 @@ def test_all_targets_whose_programs_are_kept_are_tested() -> None:
 def test_nothing_else_than_what_compiles_for_a_target_decides_its_programs(
     target: str, files: dict[str, set[str]]
 ) -> None:
-    """Neither weights nor calibration, other targets or the runtime: a change of those compiles nothing."""
+    """A change of weights, calibration, other targets or the runtime recompiles nothing."""
     folders = SHARED | OWN[target]
     strange = {file for file in files[target] - SINGLE if not any(map(Path(file).is_relative_to, folders))}
     assert not strange
@@ -122,8 +122,8 @@ def test_nothing_else_than_what_compiles_for_a_target_decides_its_programs(
 def test_all_files_of_what_compiles_decide_a_target_s_programs(
     target: str, files: dict[str, set[str]]
 ) -> None:
-    """Kernels, code generators, passes, jobs, the step's operations, the runtime in C; and the words of
-    machines, by which LLVM is told what a processor has.
+    """Kernels, code generators, passes, jobs, the step's operations, and the runtime in C; also the names of
+    machine features that LLVM gets.
     """
     there = {
         path.relative_to(ROOT).as_posix()
@@ -141,7 +141,7 @@ def test_all_files_of_what_compiles_decide_a_target_s_programs(
 def test_what_is_imported_and_read_while_a_program_is_compiled_decides_it(
     job: Compilation, context: EmitContext, files: dict[str, set[str]], tmp_path: Path
 ) -> None:
-    """Notices an import or a file that makers.py cannot see."""
+    """Detects an import or a file that makers.py does not find."""
     given = [(job, variant(name), planned(name).tvm_target, planned(name).emit, context) for name in OWN]
     (tmp_path / "given.pickle").write_bytes(pickle.dumps(given))
     command = [sys.executable, "-c", OBSERVED, str(tmp_path / "given.pickle")]
@@ -167,7 +167,9 @@ def test_what_is_imported_and_read_while_a_program_is_compiled_decides_it(
 
 
 def package(root: Path, **changed: str) -> Path:
-    """A package in the place of nearfar: what compiles, what it imports, and what nobody does."""
+    """A package that stands for nearfar: modules that compile, modules that they import, and a module that
+    none imports.
+    """
     texts = {
         "kernels/__init__.py": "",
         "kernels/emit.py": "from . import codegen\ndef emit():\n    from nearfar.words import KNOWN\n",

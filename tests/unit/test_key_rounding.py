@@ -1,4 +1,4 @@
-"""What keys of 4 bits are rounded by, from the keys and queries of a forward."""
+"""The rounding of 4-bit keys, computed from the keys and queries of a forward."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SAMPLE = Path(__file__).parents[2] / "examples" / "sample-model"
 
 
 def seen(rng: np.random.Generator) -> tuple[_Seen, np.ndarray, np.ndarray]:
-    """What was seen of keys [2, 1, 500, 64] around a constant, and queries [2, 1, 3, 500, 64] that mostly
-    look one way.
+    """Statistics of keys [2, 1, 500, 64] around a constant, and of queries [2, 1, 3, 500, 64] with a common
+    main direction.
     """
     constant, way = rng.standard_normal((2, 64)) * 4
     keys = rng.standard_normal((2, 1, 500, 64)) + constant
@@ -60,7 +60,9 @@ def test_what_is_no_number_is_left_out() -> None:
 
 
 def test_keys_are_calibrated_for_targets_that_round_them(tmp_path: Path) -> None:
-    """mlx quantizes a cache as it runs: a calibration took 23 s for nothing, and snapshots named it."""
+    """mlx quantizes a cache as it runs: a calibration would take 23 s for nothing, and snapshots would depend
+    on it.
+    """
     done = nearfar(
         "build", SAMPLE, "--target", "mlx", "--kv-bits", "16,4", "--quant", "none", "-o", tmp_path / "out"
     )

@@ -1,5 +1,5 @@
-"""Models that write no text token by token: each command tells what the model is and what can be done, before
-anything is loaded; what is known of model types is what transformers knows.
+"""Models that do not write text token by token: each command names the kind of model and the alternatives
+before anything is loaded; the known model types are those that transformers knows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support import tiny
 from tests.support.commands import nearfar
 
 MINILM = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 384}
-"""all-MiniLM-L6-v2, as far as it matters."""
+"""The config of all-MiniLM-L6-v2, as far as it matters here."""
 
 
 def checkpoint(folder: Path, config: Mapping[str, Any] = MINILM) -> Path:
@@ -70,7 +70,7 @@ def test_an_encoder_is_refused_before_it_is_loaded(command: str, tmp_path: Path)
     ],
 )  # fmt: skip
 def test_what_a_model_is(config: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """The libraries' own entrances say the same, without a command."""
+    """The libraries' own functions raise the same messages as the commands."""
     model = checkpoint(tmp_path / "model", config)
     with pytest.raises(CheckpointError) as torch:
         require_checkpoint(model)
@@ -83,7 +83,7 @@ OTHERS = (
     "clip", "sam", "vit", "wav2vec2", "siglip", "timm_wrapper", "llava", "gliner", "zzz", "whisper",
     "moss_transcribe_diarize",
 )  # fmt: skip
-"""Model types that see or hear, and such that nobody knows."""
+"""Model types for images or sound, and unknown ones."""
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -196,7 +196,7 @@ def test_a_gguf_file_of_an_encoder(tmp_path: Path) -> None:
 
 
 def test_the_types_are_those_that_transformers_knows() -> None:
-    """A new encoder of transformers fails here: it is to stand in the list."""
+    """A new encoder of transformers makes this test fail: add it to the list."""
     from transformers.models.auto import modeling_auto as auto
 
     causal = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -222,7 +222,7 @@ def test_the_types_are_those_that_transformers_knows() -> None:
     ],
 )
 def test_a_refusal_says_what_else_would_run_the_model(config: dict[str, Any], said: str) -> None:
-    """The server's own answer to the same config is the measure of the sentence."""
+    """The alternatives in the message must match the server's own answer to the same config."""
     assert said in others_for(config)
     answers = torch_refuses(config) is None and not_causal(config) is None
     assert answers is others_for(config).startswith("nearfar serve tries it")

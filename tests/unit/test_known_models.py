@@ -1,4 +1,4 @@
-"""The short names: each has a model that a build reads, and the size of its shape."""
+"""The short names: each stands for a model that a build reads, with the size of its shape."""
 
 from __future__ import annotations
 

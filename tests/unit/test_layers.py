@@ -1,4 +1,4 @@
-"""Which part may import which: the table of docs/architecture.md."""
+"""Checks imports between parts against the table of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
 
 
 def a_circle(every: list[Path], root: Path) -> list[str]:
-    """The names of modules each of which imports the next, the last the first; empty where there are none."""
+    """The names of modules each of which imports the next, and the last the first; empty where there is no
+    cycle.
+    """
     modules = {module_of(file, root): file for file in every}
     graph = {name: _among(modules, imports(file, root)) - {name} for name, file in modules.items()}
     try:
@@ -95,7 +97,7 @@ def a_circle(every: list[Path], root: Path) -> list[str]:
 
 
 def _among(modules: Iterable[str], names: Iterable[str]) -> set[str]:
-    """The modules that names stand for: each is a module, or something in one."""
+    """The modules that names refer to: each name is a module, or something in one."""
     found = (name if name in modules else name.rpartition(".")[0] for name in names)
     return {name for name in found if name in modules}
 
@@ -106,7 +108,7 @@ def files(folder: str) -> Iterator[Path]:
 
 
 def module_of(file: Path, root: Path = ROOT) -> str:
-    """What imports call a file of the repository."""
+    """The name by which a file of the repository is imported."""
     parts = file.relative_to(root).with_suffix("").parts
     parts = parts[1:] if parts[0] == "src" else ("nearfar", *parts) if parts[0] in MAY_IMPORT else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -114,8 +116,8 @@ def module_of(file: Path, root: Path = ROOT) -> str:
 
 @cache
 def imports(file: Path, root: Path = ROOT) -> tuple[str, ...]:
-    """What a file imports, for types and in functions too: modules, and names with their modules before
-    them.
+    """The imports of a file, including those for types and in functions: modules, and names with their
+    modules before them.
     """
     package = module_of(file.parent / "__init__.py", root).split(".")
     found: dict[str, None] = {}

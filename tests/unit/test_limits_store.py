@@ -73,7 +73,7 @@ class House:
 
     @property
     def filled(self) -> float:
-        """Requests that have become free since the first."""
+        """Requests that have become available since the first one."""
         return (time.monotonic() - self.started) * REQUESTS / 60
 
     def log(self) -> str:
@@ -100,7 +100,7 @@ def code(response: httpx.Response) -> object:
 
 
 def test_two_fronts_grant_a_key_its_whole_limit_once(house: House, store: RedisServer) -> None:
-    """The first front grants more than its part; what it leaves, and not more, is the second's."""
+    """The first front grants more than its share; the second one grants only the rest."""
     assert [house.ask(0, "alice").status_code for _ in range(4)] == [200] * 4
     rest = [house.ask(index % 2, "alice") for index in range(1, 8)]
     granted = 4 + sum(response.status_code == 200 for response in rest)
@@ -120,7 +120,7 @@ def test_two_fronts_grant_a_key_its_whole_limit_once(house: House, store: RedisS
 
 
 def test_answers_that_one_front_gave_are_paid_for_at_the_other(house: House, store: RedisServer) -> None:
-    """How long an answer gets is known only afterwards: it overdraws."""
+    """The length of an answer is known only afterwards, so an answer overdraws the account."""
     assert house.ask(0, "bob", max_tokens=3 * TOKENS, ignore_eos=True).status_code == 200
     kept, deadline = client(store), time.monotonic() + 10
     while not any(float(kept.hget(name, "level")) < 0 for name in kept.keys("*tokens")):
@@ -146,8 +146,8 @@ def test_answers_go_on_without_the_store(house: House, store: RedisServer) -> No
 
 
 async def test_the_store_counts_as_a_server_by_itself_does(store: RedisServer) -> None:
-    """Plays the same events in the store's script and in Python: claims and debts, also larger than a bucket,
-    while limits are edited.
+    """Replays the same events in the store's script and in Python: claims and debts, also larger than a
+    bucket, while limits are edited.
     """
     shared, own, began = (
         await open_store(store.url, OwnCounts(1)),
@@ -201,7 +201,7 @@ async def test_a_budget_for_a_day_is_counted_together_and_ends_at_midnight(store
 async def test_a_store_that_was_started_again_is_connected_to_again(
     store: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Connections that were cut while nobody needed them are not failures."""
+    """Connections that were cut while idle are not failures."""
     shared, account = await open_store(store.url, OwnCounts(10)), Account("alice", "requests", 10)
     waits = await asyncio.gather(*(shared.claim(account, 1) for _ in range(4)))
     store.kill()

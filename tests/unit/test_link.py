@@ -1,4 +1,4 @@
-"""Libraries for every platform, linked here: their format, what they give and what they ask for."""
+"""Libraries for every platform, linked here: their format, exports and imports."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ int main(void) {
   return wrong;
 }
 """
-"""A stack whose pages appear one after the other, and a call that wants so many bytes of it."""
+"""A stack whose pages are added one after the other, and a call that needs this many bytes of it."""
 
 
 def module() -> tvm.IRModule:
-    """What a platform may not have: a parallel loop, halves to floats and back, e^x, an array that is too
-    large for TVM to keep on the stack, and one of several pages that is kept there. The same once more, by
-    another name.
+    """Features that a platform may lack: a parallel loop, conversions between float16 and float32, e^x, an
+    array that is too large for TVM to keep on the stack, and one of several pages that is kept there; all of
+    it again under another name.
     """
 
     def body(x, y):
@@ -170,7 +170,7 @@ def test_kernels_with_large_frames_link_for_windows(name, tmp_path):
     ("architecture", "host"), [("x86_64", ""), ("aarch64", "qemu-aarch64")], ids=["x86_64", "aarch64"]
 )
 def test_the_stacks_pages_are_touched_in_turn_and_registers_kept(architecture, host, tmp_path):
-    """Windows' sources for large frames, run on Linux: it has the same conventions for them."""
+    """Windows' sources for large frames run on Linux, which has the same calling conventions for them."""
     emulated = [shutil.which(host)] if host else []
     if None in emulated or (not host and cpu.machine() != architecture):
         pytest.skip(f"nothing here runs {architecture}")

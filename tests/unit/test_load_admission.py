@@ -1,4 +1,4 @@
-"""What a server takes on: limits count what is there, not what answers may become."""
+"""Which requests a server admits: limits count existing tokens, not the possible lengths of answers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pytest
 
 from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.errors import OverloadError
-from nearfar.fallback_server.backend import TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendEvent, TokenRequest
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.tenants import ANONYMOUS
-from nearfar.fallback_server.token_stream import EventStream, TaskStreams, Unread
+from nearfar.fallback_server.token_stream import BackendStream, TaskStreams, Unread
 from nearfar.fallback_server.torch_engine.client import TokenStream
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
-PLAIN = TokenEvent(7)
-RICH = TokenEvent(7, None, -0.5, tuple(Logprob(n, -1.0) for n in range(20)))
+PLAIN = BackendEvent(7)
+RICH = BackendEvent(7, None, -0.5, tuple(Logprob(n, -1.0) for n in range(20)))
 
 
 async def test_chats_without_a_bound_of_their_own_are_let_in_by_their_prompts(tmp_path: Path) -> None:
-    """Each cost the whole context once: the third was refused, though the engine had nothing to do."""
+    """When each counted the whole context, the third was rejected although the engine was idle."""
     engine = await tiny_engine(tmp_path, context=1024)
     admission = Admission(ServerLimits(tokens=2048))
     try:
@@ -44,7 +44,7 @@ async def test_chats_without_a_bound_of_their_own_are_let_in_by_their_prompts(tm
 
 async def test_what_a_slow_reader_leaves_is_small_and_ends_the_slowest_first() -> None:
     unread = Unread(most=100_000)
-    plain, rich, reading = (EventStream(unread) for _ in range(3))
+    plain, rich, reading = (BackendStream(unread) for _ in range(3))
     for _ in range(20):
         plain.put(PLAIN)
         rich.put(RICH)
@@ -66,7 +66,7 @@ async def test_nothing_more_is_computed_for_a_stream_that_was_ended() -> None:
     streams.unread.most = 10_000
     made = 0
 
-    async def work(stream: EventStream) -> None:
+    async def work(stream: BackendStream) -> None:
         nonlocal made
         while True:
             made += 1
@@ -103,7 +103,9 @@ def test_a_whole_answer_with_many_alternatives_does_not_keep_a_word_out(tmp_path
 
 
 async def test_an_answer_of_torch_that_is_whole_and_unread_can_still_be_ended() -> None:
-    """The answer's reader waited for ever: after the last event the stream took no error."""
+    """Before the fix the answer's reader waited for ever: after the last event the stream accepted
+    no error.
+    """
     backend: Any = SimpleNamespace(unread=Unread(most=100_000), forget=lambda stream: None)
     stream = TokenStream(backend, TokenRequest("a", (1,), 9))
     stream.put(RICH)

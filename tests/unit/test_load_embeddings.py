@@ -1,4 +1,4 @@
-"""One client's embeddings beside others: they wait in the line of all requests, and end with their call."""
+"""One client's embeddings beside other requests: they share one queue, and end with their call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.torch_rig import GREEDY, Rig
 
 HEAVY, LIGHT = Tenant("heavy", salt="h"), Tenant("light", salt="l")
 STEPS_BESIDE = 3
-"""Times as many steps as alone that a short request may take beside an attack."""
+"""The most steps of a short request beside an attack, as a multiple of its steps alone."""
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def test_embeddings_fill_the_line_no_further_than_other_requests(engine: L
 
 
 def test_the_torch_engine_embeds_in_steps_and_forgets_what_nobody_wants() -> None:
-    """Each text took a turn of its own once, whether somebody still waited for it or not."""
+    """Before the fix each text took a whole turn, even if nobody waited for it."""
     pytest.importorskip("transformers", reason="the torch engine is not here")
     rig = Rig(shared_data("models", "stories260K"), token_budget=64, max_running=16)
     engine, text = rig.engine, tuple(range(3, 63))

@@ -1,4 +1,6 @@
-"""One client of a front beside others: what its requests make of circuits, and what each token costs."""
+"""One client of a front beside others: the effect of its requests on circuit breakers, and the cost of each
+token.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def body(model: str = "m", **more: Any) -> Json:
 
 
 def test_who_asks_for_several_answers_shuts_nobody_out(fronts: Any) -> None:
-    """The upstream ignores `n`: three such requests opened its circuit, and everybody got 503."""
+    """The upstream ignores `n`: before the fix three such requests opened its circuit, and
+    everybody got 503.
+    """
     seeds: list[int | None] = []
 
     def one(asked: Json) -> Iterator[bytes]:
@@ -79,7 +83,9 @@ def test_several_prompts_of_which_one_is_answered(fronts: Any) -> None:
 
 
 def test_each_model_has_its_own_figures_and_a_token_costs_no_list_of_models(fronts: Any) -> None:
-    """An upstream with 400 models slowed each token to a fifth: the list was made again for every one."""
+    """Before the fix, with an upstream of 400 models tokens came at a fifth of the speed: the list was made
+    again for each.
+    """
     names = [f"m{number}" for number in range(50)]
     stream = STREAM + b"".join(said("x") for _ in range(40)) + said(finish="stop") + usage(3, 40) + DONE
 
@@ -182,9 +188,10 @@ def test_logs_have_no_words_of_a_server_which_may_quote_a_prompt(
 
 
 def test_vectors_are_read_and_written_beside_the_event_loop(fronts: Any) -> None:
-    """2,048 long vectors stopped all other answers for seconds, as they came and as they went.
+    """Before the fix 2,048 long vectors stopped all other answers for seconds, when they came and when they
+    were sent.
 
-    The unit is what it takes to read and to write the same numbers as JSON.
+    The unit is the time to read and write the same numbers as JSON.
     """
     data = [{"index": at, "embedding": [number / 7 + at for number in range(1024)]} for at in range(200)]
     unit = time.thread_time()
@@ -255,7 +262,9 @@ def read(body: bytes, count: int) -> Any:
 
 
 def test_inputs_to_embed_go_to_servers_in_parts_with_the_fields_that_they_know(fronts: Any) -> None:
-    """An answer with 2,048 vectors is larger than what is read, which opened the circuit for everybody."""
+    """An answer with 2,048 vectors exceeds the limit of an answer; before the fix that opened the circuit for
+    everybody.
+    """
     asked: list[Json] = []
 
     def answer(path: str, given: Json) -> Iterator[bytes]:

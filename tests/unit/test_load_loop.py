@@ -1,6 +1,6 @@
-"""What one client sends does not stand in the way of others: work on it is done beside the event loop.
+"""Requests of one client do not hold up others: their work is done outside the event loop.
 
-The measure is the processor time of the loop's own thread, which other processes do not change.
+The measure is the CPU time of the loop's own thread, which other processes do not change.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def test_a_body_of_megabytes_takes_little_of_the_loop(
     server: RunningServer, path: str, field: dict[str, Any], says: str
 ) -> None:
-    """For a million token ids every stream stood still for 0.3 s, only to refuse them for their number.
+    """Before the fix a million token ids stopped every stream for 0.3 s, only to be rejected for their
+    number.
 
-    The unit is what it takes to write a million numbers as JSON and to read them again.
+    The unit is the time to write a million numbers as JSON and to read them again.
     """
     unit = time.thread_time()
     json.loads(json.dumps([1] * 1_000_000))
@@ -79,7 +80,7 @@ def test_a_large_body_that_is_wrong_is_told_the_same_as_a_small_one(server: Runn
 
 @pytest.mark.parametrize("shape", [ChatShape, CompletionShape])
 def test_whole_answers_look_at_each_piece_once(shape: Callable[[Head], Any]) -> None:
-    """Each of 256 answers went through the pieces of all: 1.2 s on the loop."""
+    """Before the fix each of 256 answers went through the pieces of all: 1.2 s on the loop."""
 
     class Counted(Piece):
         looks = 0
@@ -102,7 +103,7 @@ def test_whole_answers_look_at_each_piece_once(shape: Callable[[Head], Any]) -> 
 
 
 def test_a_long_record_is_written_in_small_steps() -> None:
-    """Each step holds the interpreter's lock, on which the event loop waits."""
+    """Each step holds the interpreter's lock, for which the event loop waits."""
     alternatives = [TopLogprob("t", -1.0, [116])] * 20
     token = TokenLogprob("t", -1.0, [116], alternatives)
     pieces = [Piece(number % 2, "t", logprobs=(token,), tokens=1, offsets=(0,)) for number in range(400)]
@@ -154,7 +155,7 @@ async def test_long_texts_are_rendered_and_encoded_beside_the_loop() -> None:
 
 
 async def test_the_tokenizer_leaves_the_lock_to_others_while_it_encodes(tmp_path: Path) -> None:
-    """`Tokenizer.encode` holds it until it is done, also in a thread: then a thread is of no use."""
+    """`Tokenizer.encode` holds the lock until it is done, also in a thread, so a thread would not help."""
     codec = TextCodec.open_directory(tokenizer_directory(tmp_path), 256)
     text = "one two three " * 40_000
     work = asyncio.create_task(asyncio.to_thread(codec.encode, text))

@@ -24,7 +24,7 @@ from tests.support.servers import tiny_core
 
 SHARES = json.loads(Path(vectors.__file__).with_name("prefill").joinpath("shares.json").read_text())
 TIMES = 3
-"""As many times its steps alone may a short request take beside an attack."""
+"""The most steps of a short request beside an attack, as a multiple of its steps alone."""
 
 
 @pytest.mark.parametrize("vector", SHARES, ids=str)
@@ -37,7 +37,7 @@ def prompt(length: int, first: int) -> tuple[int, ...]:
 
 
 def computed(s: Scheduler) -> list[Request]:
-    """Runs one step with made-up tokens; the requests that got one."""
+    """Run one step with made-up tokens; gives the requests that got one."""
     step = s.schedule(None)
     assert step is not None
     s.queue(step)
@@ -49,7 +49,7 @@ def computed(s: Scheduler) -> list[Request]:
 
 
 def edge(attack: list[int], word: int, pages: int = 400) -> int:
-    """Steps of the engine of artifacts until a prompt of `word` tokens behind those of the attack is read."""
+    """Steps of the artifact engine until a prompt of `word` tokens after the attack's prompts is computed."""
     s = Scheduler(SequenceTable(pages, 16, 16), Limits((1, 4, 16, 64, 256), 16, 4096))
     for number, length in enumerate([*attack, word]):
         s.add(Request(prompt(length, 10_000 * number), SamplingParams(temperature=0), 100, 0))
@@ -61,7 +61,7 @@ def edge(attack: list[int], word: int, pages: int = 400) -> int:
 
 
 def torch(attack: list[int], word: int, pages: int = 400) -> int:
-    """How many steps the torch engine takes."""
+    """Steps of the torch engine until a prompt of `word` tokens after the attack's prompts is computed."""
     limits = torch_scheduler.Limits(16, 256)
     s = torch_scheduler.Scheduler(SequenceTable(pages, 16, 16), limits)
     works = [
@@ -89,7 +89,9 @@ def test_a_word_beside_long_prompts(engine: Callable[..., int], attack: list[int
 
 @pytest.mark.parametrize("engine", [edge, torch])
 def test_a_word_goes_past_a_prompt_that_finds_no_room(engine: Callable[..., int]) -> None:
-    """The first two fill the cache; the third finds room only when one is done, which is never here."""
+    """The first two prompts fill the cache. The third finds room only when one of them ends, which never
+    happens here.
+    """
     assert engine([900, 900, 900], 1, pages=128) <= TIMES * engine([], 1)
 
 
@@ -110,7 +112,7 @@ def test_who_finds_no_room_is_overtaken_a_bounded_number_of_times() -> None:
 
 
 async def test_a_prompt_of_many_steps_leaves_the_server_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token comes while a long prompt is read; the steps that read it show that the engine lives."""
+    """No token comes while a long prompt is computed; its steps show that the engine is alive."""
     core = tiny_core()
     backend = ArtifactBackend(core)
     stream = backend.submit(TokenRequest("long", tuple(range(200)) * 4, 1, Sampling(0.0)))

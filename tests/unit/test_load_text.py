@@ -1,4 +1,4 @@
-"""One client's hang-ups and the text of others: no process for templates and tokens may be lost to them."""
+"""One client's hang-ups, and the text of others: no process for templates and tokenizing may be lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def server(tmp_path: Path) -> Any:
 
 
 def test_hang_ups_while_text_is_made_cost_no_process(server: RunningServer) -> None:
-    """Each hang-up killed the process once, and the next request waited until another had started."""
+    """Before the fix each hang-up killed the process, and the next request waited for another to start."""
     engine = server.engine
     assert isinstance(engine, LocalEngine)
     pool, admission = engine.text, server.app.state.service.admission
@@ -94,7 +94,9 @@ async def test_the_answer_of_an_abandoned_job_goes_to_nobody(tmp_path: Path) -> 
 
 
 async def test_who_waits_for_a_process_when_all_are_ended_is_told_so() -> None:
-    """The job that waited took the process of the one that was ended, and started another after the end."""
+    """Before the fix the waiting job took the place of an ended process, and started another one after the
+    end.
+    """
     spec = ChildSpec("nearfar.fallback_server.sandbox.text", {}, "chat template")
     pool = ChildPool(spec)
     child = pool._children[0]

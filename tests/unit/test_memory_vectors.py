@@ -1,5 +1,5 @@
-"""Pages of the cache by budget, as tests/vectors/memory says; in TypeScript too
-(web/test/memory-vectors.test.ts).
+"""Pages of the cache for a budget, as tests/vectors/memory says; web/test/memory-vectors.test.ts tests
+TypeScript.
 """
 
 from __future__ import annotations

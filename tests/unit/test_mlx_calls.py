@@ -1,4 +1,4 @@
-"""The list of calls that a step of MLX is: what is cut and joined is settled when the list is made."""
+"""The list of calls of a step on MLX: cuts and joins are decided when the list is made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearfar.edge_runtime.executors.mlx.calls import Calls, Made, Value  # noqa:
 
 
 class Slices:
-    """The one thing of a run that cuts ask for."""
+    """The only part of a run that cuts need."""
 
     def columns(self, x: Any, start: int, end: int) -> Any:
         """See calls.Run."""
@@ -23,14 +23,14 @@ class Slices:
 
 
 def start(widths: list[int]) -> tuple[Calls, Value, Any]:
-    """A list with one value of these parts, and what the value is as one array [2, sum of widths]."""
+    """A list with one value in parts of these widths, and the value as one array [2, sum of widths]."""
     calls, x = Calls(), np.arange(2 * sum(widths)).reshape(2, -1)
     parts = mx.split(mx.array(x), np.cumsum(widths)[:-1].tolist(), axis=1)
     return calls, calls.add(lambda made, run: parts, *widths), x
 
 
 def play(calls: Calls) -> Made:
-    """What a step makes."""
+    """Run the calls; gives the results of the step."""
     made: Made = []
     for call in calls.all:
         made += call(made, Slices())  # type: ignore[arg-type]

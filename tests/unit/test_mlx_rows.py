@@ -1,4 +1,4 @@
-"""How a step is laid out for MLX: the cells that each row writes and attends to, whatever its pages."""
+"""The layout of a step for MLX: the cells that each row writes and attends to, for any pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE, SLOTS, PER_SLOT = 4, 3, 24
 
 
 def cells_of(reach: Reach) -> list[int]:
-    """The cells that a reach stands for, in order."""
+    """The cells of a reach, in order."""
     if reach.pages is None:
         return [cell for start, end in reach.runs for cell in range(start, end)]
     pages: Any = np.array(reach.pages)
@@ -26,7 +26,7 @@ def cells_of(reach: Reach) -> list[int]:
 
 
 def seen(reach: Reach, rows: int) -> list[set[int]]:
-    """Which cells each row of a span sees."""
+    """The cells that each row of a span sees."""
     cells = cells_of(reach)
     assert len(cells) == reach.count
     if reach.mask is None:

@@ -1,4 +1,4 @@
-"""What a config of the families beyond llama asks for, and is not computed, is refused by its name."""
+"""Settings of configs beyond llama's that are not supported are rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The patches of tests/mutations are what its runner takes, and apply."""
+"""The patches of tests/mutations are valid for their runner, and apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each reader of a list, and each target's kernels, have a function for each record, or refuse it by name."""
+"""Each reader of a list, and each target's kernels, have a function for each record, or reject it by name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_each_job_of_a_step_has_a_reference_and_a_record_in_the_graph() -> None:
 
 
 def test_what_an_operation_names_is_told_by_its_fields() -> None:
-    """A field that holds any text must say whether it names a value, a weight or a rotation."""
+    """A field with any text must declare whether it names a value, a weight or a rotation."""
     for kind in OPS.values():
         hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
@@ -177,6 +177,8 @@ def shapes() -> Shapes:
         (ops.Experts("o", "x", "y", "gate_up", "downs", "silu"), "has 3 experts in gate_up and 2 in downs"),
         (ops.Experts("o", "x", "y", "down", "down", "silu"),
          "multiplies x, of 8 columns, by down, of 6 inputs"),
+        (ops.Experts("o", "x", "y", "gate_up", "down", "silu", gated=False),
+         "has 12 rows for each expert in gate_up, and 6 inputs in down"),
         (ops.Experts("o", "x", "odd", "gate_up", "down", "silu"),
          "reads odd of 7 columns: numbers, and as many weights"),
         (ops.Embedding("o", "x", 16), "reads x of 8 columns, and needs 16"),

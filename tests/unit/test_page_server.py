@@ -120,8 +120,8 @@ def test_a_symbolic_link_does_not_lead_out(server: PageServer, site: Site, tmp_p
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    """An artifact as Hugging Face's cache holds it: a folder of links to files that are called by their
-    hash.
+    """An artifact as Hugging Face's cache stores it: a folder of links to files that are named by
+    their hash.
     """
     blobs, folder = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / "1f2e"
     files = {
@@ -235,7 +235,7 @@ def test_several_models_are_served_with_the_list_to_choose_from(tmp_path: Path, 
 
 
 def test_one_model_needs_no_list_and_is_not_opened(site: Site) -> None:
-    """What is wrong with it, the page says."""
+    """The page reports what is wrong with the model."""
     assert isinstance(site.artifact, Path)
     offered = offer([site.artifact])
     with serving(Site(site.page, offered.artifacts, models=offered.models)) as server:
@@ -277,7 +277,7 @@ def test_this_machines_names_are_answered(server: PageServer, host: str) -> None
     "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", ""]
 )
 def test_another_name_for_this_machine_is_not_answered(server: PageServer, host: str) -> None:
-    """A page of another site whose name was pointed here would read the answer as its own."""
+    """A page of another site whose name resolves to this machine could read the answer as its own."""
     for path in ("/", "/config.json", "/artifact/manifest.json"):
         response, body = ask(server, "GET", path, Host=host)
         assert response.status == 421

@@ -1,4 +1,4 @@
-"""Own passes: the module before, the module expected after."""
+"""Our own compiler passes: each module before a pass, and the expected module after it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_jobs_survive_being_written_into_the_module() -> None:
 
 
 def _added(tensors: list[relax.Var], job: GraphJob, flip: bool) -> Body:
-    """residual + job, or the other way about; the residual is the last tensor."""
+    """residual + job, or job + residual; the residual is the last tensor."""
     *inputs, residual = tensors
 
     def body(b: relax.BlockBuilder) -> relax.Var:
@@ -177,7 +177,7 @@ def test_fuse_norm_leaves_norms_of_groups() -> None:
 
 
 PAGED = RopeAppend(M, 2, 1, 2, 16, 2, 4, "float32", "float32", norm_eps=1e-6)
-"""Four heads of two: the columns of JOB."""
+"""A job over four heads of two values each: the columns of JOB."""
 PAGED_SHAPES = {
     "positions": (256,), "slots": (256,), "page_table": (2, 4), "rope": (64, 2), "q_norm": (2,),
     "k_norm": (2,), "k_cache": (8, 1, 16, 2), "v_cache": (8, 1, 16, 2),
@@ -187,7 +187,7 @@ BUNDLED = {("norm", "q_norm", "k_norm"): "qkv_vectors"}
 
 
 class Projects:
-    """Kernels that can do everything in one."""
+    """Kernels that can do everything in one launch."""
 
     def projects(self, job: Project) -> bool:
         return True
@@ -205,7 +205,7 @@ def _paged_tensors() -> dict[str, relax.Var]:
 
 
 def _layers(have: dict[str, relax.Var], layers: int = 1, read_twice: bool = False) -> tvm.IRModule:
-    """Projections and what follows them, all of one input."""
+    """Projections and the operations after them, all with one input."""
 
     def body(b: relax.BlockBuilder) -> relax.Var:
         outs = []
@@ -262,7 +262,7 @@ BEHIND = Linear(1, Matrix(32, 128, 32), "float32", "float32", residual=True, x_r
 
 
 def _attended(attend: Attend, linear: Linear, twice: bool = False) -> tvm.IRModule:
-    """Attention, and the matmul behind it, which takes what the split says."""
+    """Attention and the matmul after it, which also takes the outputs of the split."""
     names = dict.fromkeys((*ATTEND.inputs(), *BEHIND.inputs(1)))
     have = {name: tensor(name, 4) for name in names if name != "x"}
     have["residual"] = tensor("residual", 1, 32)
@@ -377,14 +377,14 @@ def test_a_launch_never_writes_what_it_reads() -> None:
 
 
 class InPieces(TwoStages):
-    """The second launch of a linear writes more of what the first has written."""
+    """The second launch of a linear writes another part of the first launch's output."""
 
     def stages(self, job):
         return Staged((Stage(_matmul, ("x", "w0", "out")), Stage(_more, ("w0", "out"))))
 
 
 def test_a_result_that_is_written_in_pieces_has_its_buffer_for_itself() -> None:
-    """Earlier tensors of the same size share workspace among themselves, and never with it."""
+    """Earlier tensors of the same size share workspace with each other, and never with this buffer."""
     _, plan = _planned(InPieces())
     assert [la.args for la in plan.launches if "buffer:logits" in la.args] == [
         (plan.launches[-2].args[0], "weight:w", "buffer:logits"), ("weight:w", "buffer:logits"),

@@ -1,5 +1,5 @@
-"""Rows of a tensor come where a model's file puts them, on every target: in another order than they lie,
-apart, used twice.
+"""Rows of a tensor are written in the order that a model's file gives them, on every target: in another order
+than stored, apart, or twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nearfar.build.weights.stream import WeightStream
 from nearfar.step import decoder
 from nearfar.step.decoder import Attention
 from nearfar.step.params import Param, RotaryOrder, TensorPiece
-from tests.support import packed, tiny
+from tests.support import quantized, tiny
 
 ROWS = 24
 ORDER = RotaryOrder(4, 2, interleaved=True)
@@ -58,7 +58,9 @@ HEAD = 16
 
 
 def joined(path: Path, by_turns: bool) -> Path:
-    """A checkpoint with q, k and v in one tensor: one after the other, or v first, q's first head last."""
+    """A checkpoint with q, k and v in one tensor: one after the other, or with v first and q's first head
+    last.
+    """
     plain = tiny.weights(CONFIG)
     out = {name: value for name, value in plain.items() if "_proj" not in name or "o_proj" in name}
     for layer in range(CONFIG["num_hidden_layers"]):
@@ -69,18 +71,18 @@ def joined(path: Path, by_turns: bool) -> Path:
         gate_up = (plain[f"{at}.mlp.{part}_proj.weight"] for part in ("gate", "up"))
         out[f"{at}.mlp.gate_up_proj.weight"] = np.concatenate(list(gate_up))
         out[f"{at}.mlp.down_proj.weight"] = plain[f"{at}.mlp.down_proj.weight"]
-    return packed.write(path, CONFIG, out)
+    return quantized.write(path, CONFIG, out)
 
 
 def qkv_by_turns(a: Attention, source: str, q: int, kv: int) -> list[TensorPiece]:
-    """The rows of q, k and v of such a tensor."""
+    """The rows of q, k and v in such a tensor."""
     name = f"{source}.{a.names[0]}.weight"
     places = ((kv + q - HEAD + kv, HEAD), (kv, q - HEAD), (kv + q - HEAD, kv), (0, kv))
     return [TensorPiece(name, rows, start, a.order) for start, rows in places]
 
 
 def written(checkpoint: Path, target: str, root: Path) -> dict[str, bytes]:
-    """What a target's writer makes of the weights."""
+    """The weights as a target's writer stores them."""
     options = BuildOptions(str(checkpoint), root, (target,), "q4", 32)
     source = open_source(options).held_by(target, target_of(target).held)
     root.mkdir()

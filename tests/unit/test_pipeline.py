@@ -1,4 +1,4 @@
-"""What a build promises of what it wrote."""
+"""Properties that a build guarantees for its output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
 
 
 class Careless(MlxTarget):
-    """A target that forgets the frequencies of the rotary embedding."""
+    """A target that forgets to write the frequencies of the rotations."""
 
     def finish(
         self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
@@ -38,7 +38,9 @@ class Careless(MlxTarget):
 
 
 class Together(MlxTarget):
-    """A target that compiles until weights are written, and whose weights wait until it compiles."""
+    """A target whose compilation waits until weights are written, and whose weights wait until it
+    compiles.
+    """
 
     def __init__(self) -> None:
         self.compiles, self.writes = threading.Event(), threading.Event()
@@ -55,7 +57,7 @@ class Together(MlxTarget):
 
 
 class Failing(Together):
-    """A target that cannot compile, and notices when some weights are written."""
+    """A target that cannot compile, and records whether weights have been written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +165,7 @@ def test_a_matrix_that_no_offset_reaches_is_refused_before_anything_is_written(t
 
 
 def test_it_is_told_how_many_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that no process has begun counts as many kernels as the others have."""
+    """A program that no process has begun counts with the others' number of kernels."""
     made = iter((73, 71))
 
     def compiled(

@@ -1,4 +1,6 @@
-"""What executors of plans share: shapes by group, what may be written where, pieces of weights, rotations."""
+"""Shared parts of executors of plans: shapes by group, which buffers may be written, pieces of weights,
+rotations.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,7 @@ def test_what_is_not_turned_is_not_scaled() -> None:
 
 
 def test_seconds_between_stamps_of_a_counter_that_starts_again() -> None:
-    """At 2³² here; and one that went back counts as no time."""
+    """The counter wraps at 2³² here; a stamp that went back counts as no time."""
     before, after = np.array([10, 2**32 - 5, 7], np.uint64), np.array([30, 5, 6], np.uint64)
     assert seconds(before, after, 1e-8, 32) == pytest.approx((2e-7, 1e-7, 0))
     assert seconds(before[[0, 2]], after[[0, 2]], 1e-9) == pytest.approx((2e-8, 0))

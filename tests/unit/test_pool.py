@@ -32,7 +32,7 @@ N = 1000
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     """A library with one kernel, x[i] += i + x[i - 1 of the last launch]: every launch needs all of the
-    one before.
+    previous one.
     """
 
     def body(x, y):
@@ -53,13 +53,17 @@ def expected(steps: int) -> np.ndarray:
 
 
 def mirror(library: Library, repeats: int = 1) -> tuple[LoadedPlan, np.ndarray]:
-    """A plan of 2 · `repeats` launches, and the array that holds its result (zero it before each replay)."""
+    """A plan of 2 · `repeats` launches, and the array that holds its result (set it to zero before each
+    replay).
+    """
     a, b = aligned((N,), np.int32), aligned((N,), np.int32)
     return library.bind([("mirror", [Tensor(a), Tensor(b)]), ("mirror", [Tensor(b), Tensor(a)])] * repeats), a
 
 
 def shared_library(folder: Path) -> None:
-    """old.so of old.c, which calls nobody: zig would build a C library of this very processor, for 20 s."""
+    """Link old.so from old.c, which needs no C library: zig would build one for this very processor, for 20
+    s.
+    """
     zig(["cc", "-target", host().zig, "-shared", "-fPIC", "-nostdlib", "-o", "old.so", "old.c"], folder)
 
 
@@ -94,7 +98,7 @@ def test_a_profile_runs_the_plan_and_times_every_launch(path):
 
 
 def test_a_library_without_a_clock_is_named_when_it_is_to_be_timed(tmp_path):
-    """One that an earlier version built still runs."""
+    """A library that an earlier version built still runs."""
     (tmp_path / "old.c").write_text(
         "const int nf_launch_bytes = 40;\n"
         "void *nf_pool_new(int count) { static char pool; return count ? &pool : 0; }\n"
@@ -112,7 +116,7 @@ def test_a_library_without_a_clock_is_named_when_it_is_to_be_timed(tmp_path):
 
 
 def test_pools_over_one_library_have_threads_of_their_own(path):
-    """Two engines over one artifact share the library: neither takes or ends the other's threads."""
+    """Two engines over one artifact share the library, but neither uses or ends the other's threads."""
     first, second, count = Library(path), Library(path), pool_threads()
     ours, theirs = first.pool(4), second.pool(3)
     assert (ours.threads, theirs.threads) == (4, 3)
@@ -230,8 +234,8 @@ _Static_assert(sizeof(TVMFFIObject) + offsetof(TVMFFIErrorCell, message) == {mes
 
 
 def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
-    """The installed tvm-ffi's own header, compiled, says where the fields lie that are read and written
-    here by offset.
+    """Compiles the header of the installed tvm-ffi, and compares the offsets of the fields that our code
+    reads and writes.
     """
     folder = Path(importlib.util.find_spec("tvm_ffi").origin).parent / "include"
     facts = {
@@ -251,8 +255,8 @@ def test_records_are_laid_out_as_tvm_ffi_publishes_them(tmp_path):
 
 @pytest.mark.parametrize("target", ["arm-linux-gnueabihf", "wasm32-freestanding"])
 def test_the_runtime_compiles_for_32_bits(tmp_path, target):
-    """Where pointers have 32 bits a kernel's argument still has 64 bits of value, and a launch 32 bytes:
-    static assertions of runtime.h.
+    """With 32-bit pointers an argument of a kernel still has a value of 64 bits, and a launch has 32 bytes:
+    static assertions of runtime.h check this.
     """
     assert compile_runtime(target, tmp_path) == ["pool.c.o", "replay.c.o", "hooks.c.o"]
 

@@ -1,4 +1,4 @@
-"""Which quotations of a private text are found, in numbers; and what is kept of it from start to start."""
+"""Which quotations of a private text are found, measured; and the state that is kept between starts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a command shows while somebody waits: nothing of what is quick, a line that goes on a terminal, plain
-lines elsewhere.
+"""What a command shows during a wait: nothing for a short one, a changing line on a terminal, plain lines
+elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE = 60
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a CI, nor colours forced."""
+    """An environment without CI and without forced colours."""
     for name in ("CI", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 
@@ -51,7 +51,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Clock:
-    """Time that goes on when it is told to."""
+    """A clock that advances only on request."""
 
     now = 1000.0
 
@@ -60,19 +60,21 @@ class Clock:
 
 
 class Looks(Clock):
-    """Time that goes on from one look of a watching thread to the next, when it is told to."""
+    """A clock that advances on request, from one check of a watching thread to the next."""
 
     def __init__(self) -> None:
         self._asleep, self._woken = threading.Semaphore(0), threading.Semaphore(0)
 
     def sleep(self, seconds: float) -> None:
-        """The watching thread sleeps until the test wants another look."""
+        """Let the watching thread sleep until the test wants another check."""
         self._asleep.release()
         self._woken.acquire()
         self.now += seconds
 
     def look(self, times: int) -> None:
-        """Have it look so often; the looks before the last are over when this returns."""
+        """Let the watching thread check this many times; all checks but the last are over when this
+        returns.
+        """
         for _ in range(times):
             assert self._asleep.acquire(timeout=PATIENCE)
             self._woken.release()
@@ -228,7 +230,7 @@ def tty() -> Iterator[tuple[int, int]]:
 
 
 def test_colours_are_left_out_where_nobody_wants_them(tty: tuple[int, int]) -> None:
-    """NO_COLOR on a real terminal: the line moves, and has no colours."""
+    """With NO_COLOR on a real terminal the line changes, and has no colours."""
     ours, theirs = tty
     code = (
         "import threading; from nearfar.cli import progress; progress.MOMENT = 0\n"

@@ -1,10 +1,10 @@
-"""Quantization: MLX's layout exactly, less error than min-max, extremes handled."""
+"""Quantization: exactly MLX's layout, a smaller error than min-max rounding, and extreme values."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.kernels.codes import BITS, pack_codes, unpack_codes

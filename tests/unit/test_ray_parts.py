@@ -1,4 +1,4 @@
-"""What the engines on Ray are made of, without Ray: going on with an answer, prefixes, batches, options."""
+"""Parts of the engines on Ray, without Ray: continuing an answer, prefixes, batches, options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
-from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendEvent, Sampling, TokenRequest
 from nearfar.fallback_server.prefixes import TOKENS, PrefixMap, token_blocks
 from nearfar.fallback_server.ray_engine.continuing import Answer
 from nearfar.fallback_server.ray_engine.messages import Refusal
@@ -25,7 +25,7 @@ def test_an_answer_goes_on_from_its_tokens() -> None:
     again = answer.ask()
     assert again.id != first.id  # a replica that was only out of reach may still have the first id
     assert again.tokens == (1, 2)
-    events = [TokenEvent(7, cached_tokens=1, prompt_logprobs=(None,)), TokenEvent(8)]
+    events = [BackendEvent(7, cached_tokens=1, prompt_logprobs=(None,)), BackendEvent(8)]
     assert [answer.take(event) for event in events] == events
     third = answer.ask()
     assert (third.tokens, third.max_tokens, third.min_tokens, third.prompt_logprobs) == (
@@ -36,7 +36,7 @@ def test_an_answer_goes_on_from_its_tokens() -> None:
     )
     assert third.sampling.seed == first.sampling.seed
     # the client learns how many tokens were cached
-    assert answer.take(TokenEvent(9, cached_tokens=4)) == TokenEvent(9)
+    assert answer.take(BackendEvent(9, cached_tokens=4)) == BackendEvent(9)
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_an_answer_that_depends_on_its_tokens_is_repeated_and_compared(
     answer = Answer(TokenRequest("a", (1,), 10, sampling, grammar=grammar))
     first = answer.ask()
     for token in (7, 8):
-        answer.take(TokenEvent(token))
+        answer.take(BackendEvent(token))
     again = answer.ask()
     assert (again.tokens, again.max_tokens, again.sampling) == (
         first.tokens,
         first.max_tokens,
         first.sampling,
     )
-    assert [answer.take(TokenEvent(token)) for token in (7, 8)] == [None, None]
-    assert [answer.take(TokenEvent(token)) for token in (9, 10)] == [TokenEvent(9), TokenEvent(10)]
+    assert [answer.take(BackendEvent(token)) for token in (7, 8)] == [None, None]
+    assert [answer.take(BackendEvent(token)) for token in (9, 10)] == [BackendEvent(9), BackendEvent(10)]
     answer.ask()
-    answer.take(TokenEvent(7))
+    answer.take(BackendEvent(7))
     with pytest.raises(EngineError, match="did not repeat"):
-        answer.take(TokenEvent(5))
+        answer.take(BackendEvent(5))
 
 
 def test_prefixes_know_the_replica_with_the_longest_beginning() -> None:
@@ -88,16 +88,16 @@ def test_prefixes_know_the_replica_with_the_longest_beginning() -> None:
 
 
 class Source:
-    """Events by hand, then an error or the end."""
+    """Events that the test supplies, then an error or the end."""
 
     def __init__(self) -> None:
-        self.items: asyncio.Queue[TokenEvent | Exception | None] = asyncio.Queue()
+        self.items: asyncio.Queue[BackendEvent | Exception | None] = asyncio.Queue()
         self.closed = False
 
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+    def __aiter__(self) -> AsyncIterator[BackendEvent]:
         return self
 
-    async def __anext__(self) -> TokenEvent:
+    async def __anext__(self) -> BackendEvent:
         item = await self.items.get()
         if item is None:
             raise StopAsyncIteration
@@ -112,10 +112,10 @@ class Source:
 async def test_batches_hold_what_has_come_and_lose_nothing() -> None:
     source = Source()
     batches = in_batches(source)
-    source.items.put_nowait(TokenEvent(0))
-    assert await asyncio.wait_for(anext(batches), 5) == (TokenEvent(0),)
+    source.items.put_nowait(BackendEvent(0))
+    assert await asyncio.wait_for(anext(batches), 5) == (BackendEvent(0),)
     for token in range(1, 6):
-        source.items.put_nowait(TokenEvent(token))
+        source.items.put_nowait(BackendEvent(token))
     source.items.put_nowait(EngineError("gone"))
     assert [event.token for event in await asyncio.wait_for(anext(batches), 5)] == [1, 2, 3, 4, 5]
     with pytest.raises(EngineError, match="gone"):
@@ -123,7 +123,7 @@ async def test_batches_hold_what_has_come_and_lose_nothing() -> None:
     assert source.closed
     given_up = Source()
     batches = in_batches(given_up)
-    given_up.items.put_nowait(TokenEvent(0))
+    given_up.items.put_nowait(BackendEvent(0))
     await anext(batches)
     await batches.aclose()
     assert given_up.closed

@@ -1,4 +1,4 @@
-"""What a config.json says and nobody reads is refused by name; text models are found in larger ones."""
+"""Unread settings of a config.json are rejected by name; text models are found within larger ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def named(model_type: str) -> Case:
 
 
 def changed(root: Path, case: Case, **changes: Any) -> BuildOptions:
-    """The checkpoint of a case with another config.json; a key with a dot is of a section."""
+    """The options for a case's checkpoint with a changed config.json; a key with a dot belongs to a
+    section.
+    """
     shutil.copytree(checkpoint(case), root)
     config = json.loads((root / "config.json").read_text())
     for key, value in changes.items():
@@ -75,7 +77,11 @@ def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path:
             {"layer_types": None, "time_step_limit": [1, 0]},
             r"time_step_limit is \[1, 0\]",
         ),
-        ("nemotron_h", {"layers_block_type": ["moe"] * 4}, "experts without a gate are not supported"),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["moe"], "n_group": 4},
+            "topk_group is 1; expected 4, as n_group",
+        ),
         ("nemotron_h", {"layers_block_type": ["mlp", "gru"]}, "not gru"),
         ("nemotron_h", {"layers_block_type": None}, "neither layers_block_type nor hybrid_override_pattern"),
         ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "a word of M, -"),
@@ -163,7 +169,7 @@ OTHER_SPELLINGS = {
 """Prefixes of tensors in published files, and in the classes that read and write them."""
 AS_PUBLISHED = {"model.layers.": "model.language_model.layers.", "model.embed": "model.language_model.embed",
                 "model.norm": "model.language_model.norm", "visual.": "model.visual."}  # fmt: skip
-"""Both prefixes for models whose published files have the text model's tensors without another prefix."""
+"""Both prefixes, for models whose published files have the text model's tensors under another prefix."""
 
 
 @pytest.mark.parametrize("case", NESTED, ids=str)
@@ -186,7 +192,7 @@ def test_a_text_model_is_found_under_both_names(case: Case, swapped: bool, tmp_p
 
 
 def _in_the_other_way(case: Case, name: str) -> str:
-    """A tensor's name as it is published from the name in the class, and the other way around."""
+    """A tensor's published name from its name in the class, or the other way around."""
     if case.model_type in ("smolvlm", "idefics3"):  # there is one way
         return name
     table = AS_PUBLISHED if case.model_type in FLAT else OTHER_SPELLINGS
@@ -213,7 +219,7 @@ def test_the_keys_of_a_text_model_may_stand_beside_those_of_the_whole(case: Case
 
 
 def test_what_a_published_text_config_leaves_out_is_what_its_class_has() -> None:
-    """Files of older versions of transformers hold what differs from the class, as LLaVA 1.5 does."""
+    """Files of older versions of transformers hold only the differences from the class, as LLaVA 1.5's do."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
     tensors = ["language_model.model.layers.0.x", "language_model.lm_head.weight"]
     reading = read_model({"model_type": "llava", "text_config": text, "vision_config": {}}, tensors)
@@ -279,8 +285,8 @@ SPARSE = ("qwen3_moe", "granitemoe", "gpt_oss", "lfm2_moe", "qwen3_5_moe_text")
 
 @pytest.mark.parametrize("model_type", SPARSE)
 def test_experts_are_read_from_one_tensor_and_from_one_for_each(model_type: str) -> None:
-    """Published files store the experts of a layer in one tensor or apart, whatever the installed
-    transformers writes for the type.
+    """Published files store the experts of a layer in one tensor or separately; the installed transformers
+    may write the type either way.
     """
     case = named(model_type)
     config, tensors = load_tensors(checkpoint(case))
@@ -316,7 +322,9 @@ def test_the_long_factors_of_longrope_are_told(case: Case, tmp_path: Path) -> No
 
 
 def test_infinity_is_no_limit(tmp_path: Path) -> None:
-    """Published files of Nemotron-H say Infinity, which JSON does not have; transformers writes an object."""
+    """Published files of Nemotron-H contain Infinity, which JSON does not have; transformers writes an
+    object.
+    """
     folder = tmp_path / "model"
     shutil.copytree(checkpoint(named("nemotron_h")), folder)
     config = json.loads((folder / "config.json").read_text())

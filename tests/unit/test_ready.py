@@ -1,4 +1,6 @@
-"""What "ready" means, and what who waits is told: kernels, their first run, how much of a prompt is read."""
+"""The meaning of "ready", and the progress that a waiting caller sees: kernels, their first run, the computed
+part of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ PAGES = 64
 
 
 class Lazy(NumpyExecutor):
-    """Compiles a kernel for each run, and notes who waited: in `run`, as some drivers do, or before it."""
+    """Compiles a kernel for each run, and records where the wait was: in `run`, as with some drivers, or
+    before it.
+    """
 
     def __init__(self, largest: int = 256) -> None:
         super().__init__(tiny.CONFIG, tiny.weights(), pages=PAGES, page_size=16, slots=8)

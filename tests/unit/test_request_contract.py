@@ -1,4 +1,4 @@
-"""What every engine refuses of a request, and takes: by the vectors that the web engine passes too."""
+"""The requests that every engine accepts and rejects, by the vectors that the web engine also passes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def http() -> TestClient:
 
 
 def chat_on_device(request: dict[str, Any]) -> None:
-    """The checks of a chat request, in the engine's order; `stream` is an argument beside them."""
+    """Check a chat request in the engine's order; `stream` is a separate argument."""
     params = cast(Any, {name: value for name, value in request.items() if name not in ("messages", "stream")})
     streams(request.get("stream"))
     chat_sampling(params)
@@ -65,7 +65,7 @@ def chat_on_device(request: dict[str, Any]) -> None:
 
 
 def text_on_device(request: dict[str, Any]) -> None:
-    """The checks of a plain request, as above."""
+    """Check a plain request in the engine's order."""
     params = cast(Any, {name: value for name, value in request.items() if name not in ("prompt", "stream")})
     streams(request.get("stream"))
     completion_sampling(params)

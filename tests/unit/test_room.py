@@ -1,4 +1,4 @@
-"""Nothing is computed or downloaded that the disk has no room for."""
+"""Nothing is computed or downloaded for which the disk has no room."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Makes every disk have so many bytes free."""
+    """A function that makes every disk have this many bytes free."""
     return lambda count: monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, count))
 
 

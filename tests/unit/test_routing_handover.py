@@ -1,4 +1,6 @@
-"""The hand-over's scripts on Python's table, and through the real client over two scripted servers."""
+"""The scripts of the hand-over, replayed on Python's table, and through the real client over two scripted
+servers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The privacy contract: what is private stays on the device, in every seam. TypeScript passes the same cases.
+"""The privacy contract: private texts stay on the device, in every part of the client. TypeScript passes the
+same cases.
 
-The cloud is a real server on this machine that remembers whoever connects; the policy prefers it, so whatever
-may go goes.
+The cloud is a real server on this machine that records every connection; the policy prefers it, so whatever
+may go to the cloud goes there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ QUIET: dict[str, Any] = {"mode": "prefer_cloud", "retry": {"attempts": 0}, "time
 
 
 class Tripwire:
-    """A cloud that answers nobody and remembers that somebody came."""
+    """A cloud that never answers, and records connections."""
 
     def __init__(self) -> None:
         self.touched = 0
@@ -176,7 +177,7 @@ async def test_case(case: dict[str, Any], cloud: Tripwire, tmp_path: Path) -> No
 
 
 def earlier(case: dict[str, Any]) -> bool:
-    """Whether a request of the case is private only by the text of one before."""
+    """Whether a request of the case is private only because of an earlier request's text."""
     unsaid = [turn for turn in case["turns"] if '"private": true' not in json.dumps(turn)]
     return not case.get("touched") and any(turn["expect"] != "refused" for turn in unsaid)
 
@@ -192,7 +193,7 @@ def test_a_quotation(case: dict[str, Any]) -> None:
 
 
 async def answered(client: AsyncHybridClient, messages: list[Any], turn: dict[str, Any]) -> str:
-    """The answer, which must be the device's."""
+    """The answer, which must come from the device."""
     asked = {name: value for name, value in turn.items() if name not in SETUP}
     stream = asked.pop("stream", False)
     params: dict[str, Any] = {"max_tokens": 8, "temperature": 0, **asked}

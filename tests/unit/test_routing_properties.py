@@ -1,4 +1,4 @@
-"""The hard rules of the decision hold in every state, and the shared parts keep their promises."""
+"""The strict rules of the decision hold in every state, and its parts keep their guarantees."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_hard_rules(request: Request, device: DeviceState, cloud: CloudState, po
 def test_a_side_that_is_able_is_used(
     request: Request, device: DeviceState, cloud: CloudState, policy: Policy
 ) -> None:
-    """A request that may go anywhere, and a device that can take it, always has a route."""
+    """A request that may go anywhere always has a route if the device can take it."""
     able = replace(device, available=True, context=20000, free_kv_tokens=20000, features=FEATURES)
     anywhere = replace(request, mode="auto")
     assert decide(anywhere, able, cloud, policy).route is not None

@@ -1,4 +1,4 @@
-"""Seams of the hybrid client: streams that nobody reads, a device that hangs in its first step, files, the
+"""Borders of the hybrid client: streams that nobody reads, a device that hangs in its first step, files, the
 score.
 """
 
@@ -39,7 +39,7 @@ async def device() -> AsyncIterator[AsyncEngine]:
 
 
 def reserved(router: Router) -> float:
-    """What is set aside for calls on their way."""
+    """The amount reserved for calls under way."""
     return router._ledger.spent_day("another day")
 
 
@@ -139,7 +139,9 @@ async def test_no_prompt_is_sent_away_for_its_looks_unless_the_score_is_asked_fo
 
 
 async def test_the_device_says_of_itself_that_it_has_lost_its_thread(device: AsyncEngine) -> None:
-    """By default: a greedy model without penalties goes in circles, and a whole answer is replaced."""
+    """With the defaults: a greedy model without penalties repeats itself, and its whole answer is
+    replaced.
+    """
     with ScriptedServer([WHOLE]) as cloud:
         async with AsyncHybridClient(device=device, cloud=cloud.address) as client:
             answer = await client.chat.completions.create(HELLO, max_tokens=200, temperature=0)

@@ -1,4 +1,4 @@
-"""The Python scheduler plans the launches of tests/vectors/schedule, as the TypeScript twin does
+"""The Python scheduler plans the launches of tests/vectors/schedule, like the TypeScript one
 (web/test/schedule-vectors.test.ts).
 """
 

@@ -1,4 +1,4 @@
-"""What goes into a step."""
+"""The choice of rows for a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sampled(scheduler: Scheduler, step: Step, token: int = 7) -> None:
 
 
 def turn(scheduler: Scheduler) -> Step:
-    """One step in lockstep."""
+    """Run one step, and read it before the next is scheduled."""
     step = scheduler.schedule(None)
     assert step is not None
     scheduler.queue(step)
@@ -140,7 +140,7 @@ def test_a_request_that_ended_leaves_padding_so_that_the_others_keep_their_rows(
 
 
 class Anything:
-    """Forbids nothing; but what may come hangs on every token before."""
+    """A constraint that forbids nothing, but whose mask depends on every earlier token."""
 
     def allowed(self) -> npt.NDArray[Any]:
         return np.full(8, 0xFFFFFFFF, np.uint32)
@@ -150,7 +150,7 @@ class Anything:
 
 
 def ahead(scheduler: Scheduler, before: Step | None) -> Step | None:
-    """A step is queued, then the one before it is read."""
+    """Queue a step, then read the step before it."""
     step = scheduler.schedule(before)
     if step is not None:
         scheduler.queue(step)
@@ -160,7 +160,7 @@ def ahead(scheduler: Scheduler, before: Step | None) -> Step | None:
 
 
 def test_constrained_requests_that_came_one_after_the_other_decode_together() -> None:
-    """Else they would take turns from then on, each with a step for every second one of the other."""
+    """Otherwise they would alternate from then on, each with a token in every second step only."""
     s = scheduler()
     a, b = request(5), request(6, 100)
     a.constraint = b.constraint = Anything()
@@ -270,7 +270,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_prompts_that_wait_for_each_others_windows_come_through_one_after_the_other() -> None:
-    """Each alone fits the pool of the window; together they fill it half-way through their prompts."""
+    """Each alone fits the window's pool; together they fill it half-way through their prompts."""
     table = SequenceTable((400, 20), 16, 4, (None, 40))
     s = Scheduler(table, Limits(LIMITS.buckets, 4, 2000))
     requests = [request(900, 1000 * number, limit=3) for number in range(3)]

@@ -1,4 +1,6 @@
-"""Log-probabilities of labels after a prompt: those of a plain pass over the tokens, whatever else runs."""
+"""Log-probabilities of labels after a prompt equal those of a plain pass over the tokens, whatever
+else runs.
+"""
 
 from __future__ import annotations
 
@@ -201,6 +203,6 @@ async def _all(generation: Any) -> list[int]:
 
 
 def test_the_vectors_say_what_the_formula_says() -> None:
-    """A label that begins another has what is left of its probability."""
+    """A label that is the beginning of another one gets the remaining probability."""
     made = label_odds([(1,), (1, 0), (2,)], [math.log(0.5), math.log(0.2), math.log(0.3)])
     assert made.probabilities == pytest.approx([0.375, 0.25, 0.375])

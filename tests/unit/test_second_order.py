@@ -1,4 +1,6 @@
-"""Codes by second moments: never worse than the searches they begin with, and as plain formulas have them."""
+"""Codes by second moments: never worse than the searches from which they start, and equal to plain
+formulas.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ SCHEMES = [Scheme(2, 64), Scheme(3, 32), Scheme(4, 64), Scheme(5, 128), Scheme(8
 
 
 def matrix(n: int = 40, k: int = 256) -> tuple[np.ndarray, np.ndarray]:
-    """Weights, and the moments of inputs that go together and differ in size."""
+    """Weights, and the moments of correlated inputs of different sizes."""
     rng = np.random.default_rng(3)
     inputs = rng.normal(0, 1, (2000, 24)) @ rng.normal(0, 1, (24, k)) + rng.normal(0, 0.7, (2000, k))
     inputs *= rng.lognormal(0, 1, k)
@@ -53,7 +55,7 @@ def test_the_factor_is_that_of_the_inverse() -> None:
 
 
 def test_inputs_that_never_moved_do_no_harm() -> None:
-    """Zeros among the moments: of some inputs, and of all."""
+    """Some moments, or all, are zero."""
     weight, moments = matrix()
     moments[:70] = 0
     moments[:, :70] = 0

@@ -34,7 +34,7 @@ from tests.unit.test_engine_memory import engine as core
 
 
 class Secured:
-    """A server with keys, and what opens it."""
+    """A server with keys, and the keys."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "keys.toml"
@@ -271,7 +271,7 @@ def test_the_audit_log_names_who_and_what_but_not_the_text(secured: Secured) -> 
 
 
 def test_many_requests_at_once_are_refused_beyond_the_bound(secured: Secured) -> None:
-    """8 requests may be under way; 24 come."""
+    """8 requests may be under way; 24 arrive."""
     statuses: list[int] = []
 
     def ask() -> None:

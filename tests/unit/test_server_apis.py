@@ -1,5 +1,5 @@
-"""OpenAI's Responses API, Anthropic's Messages API and Ollama's API, asked by their official clients at their
-defaults.
+"""OpenAI's Responses API, Anthropic's Messages API and Ollama's API, called by their official clients at
+their defaults.
 """
 
 from __future__ import annotations

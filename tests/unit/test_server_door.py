@@ -1,5 +1,5 @@
-"""The server's door: which host is meant, what logs show of strangers, how many may come, and streams that
-have nothing to say.
+"""The server's entrance: the requested host, logs about strangers, the number of connections, and silent
+streams.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def front(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def raw(port: int, request: bytes) -> bytes:
-    """All that the server answers until it closes."""
+    """Everything that the server sends until it closes."""
     with socket.create_connection(("127.0.0.1", port), 30) as connection:
         connection.sendall(request)
         got = b""
@@ -111,7 +111,7 @@ def test_a_page_whose_name_was_bound_to_this_machine_gets_nothing(front: Front, 
 
 
 def test_a_target_that_is_a_whole_address_is_read_as_one(front: Front) -> None:
-    """The address's host counts, not the header's (RFC 9112, 3.2.2)."""
+    """The host of the address counts, not that of the header (RFC 9112, 3.2.2)."""
     there = get(front.port, f"http://127.0.0.1:{front.port}/v1/models", "evil.example")
     assert there.startswith(b"HTTP/1.1 200")
     assert b"tiny" in there
@@ -133,7 +133,7 @@ def test_which_hosts_are_meant_depends_on_who_can_come() -> None:
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
 )
 def test_a_form_of_another_site_is_not_taken_for_json(server: RunningServer, kind: str) -> None:
-    """A page may send these without asking (no preflight)."""
+    """A page may send these forms without a preflight request."""
     body = json.dumps({"model": MODEL, "prompt": "Hi", "max_tokens": 1})
     answer = httpx.post(f"{server.address}/v1/completions", content=body, headers={"Content-Type": kind})
     assert answer.status_code == 400
@@ -261,7 +261,7 @@ def test_two_fronts_grant_a_key_its_limits_together(server: RunningServer, tmp_p
 
 @contextmanager
 def stalled(server: RunningServer, seconds: float) -> Iterator[None]:
-    """The device takes so long for each step."""
+    """Make each step of the device take this many seconds."""
     engine: Any = server.engine
     executor = engine.backend.core.executor
     run = executor.run
@@ -358,7 +358,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(server: Runn
 
 
 def test_slow_readers_do_not_take_the_server(tmp_path: Path) -> None:
-    """Many that ask for much and read nothing, and one that reads."""
+    """Many clients request long answers and read nothing; one client reads."""
     slow, tokens = 24, 100  # each answer has about 800 kB: the buffers of both sides hold 64 kB
     server = RunningServer(
         lambda: tiny_engine(tmp_path / "tokenizer", slots=8, pages=1024),

@@ -1,4 +1,4 @@
-"""The table of request fields (docs/server-fields.md) says what the server does with each field."""
+"""The table of request fields (docs/server-fields.md) states correctly how the server handles each field."""
 
 from __future__ import annotations
 
@@ -15,36 +15,14 @@ from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.http.app import create_app
 from nearfar.fallback_server.http.ignoring import HEADER
 from scripts.server_fields import PAGE, PATHS, FieldClass, Row, filled, rows
+from tests.support.bodies import BASES, HELLO, QUESTION, within
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
-HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
-QUESTION = {"type": "predicate", "instructions": "Is it a greeting?"}
 ODD = [[{}]]
-"""A value that no typed field takes."""
-
-BASES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": HELLO},
-    "/v1/completions": {"prompt": "Hello"},
-    "/v1/responses": {"input": "Hello"},
-    "/v1/messages": {"messages": HELLO, "max_tokens": 8},
-    "/v1/messages/count_tokens": {"messages": HELLO},
-    "/v1/embeddings": {"input": "Hello"},
-    "/v1/decisions": {"input": "Hello", "questions": [QUESTION]},
-    "/v1/score": {"items": ["Hello"], "labels": ["yes", "no"]},
-    "/v1/rerank": {"query": "Hello", "documents": ["a", "b"]},
-    "/v2/rerank": {"query": "Hello", "documents": ["a", "b"]},
-    "/v1/tokenize": {"prompt": "Hello"},
-    "/v1/detokenize": {"tokens": [1]},
-    "/api/chat": {"messages": HELLO},
-    "/api/generate": {"prompt": "Hello"},
-    "/api/embed": {"input": "Hello"},
-    "/api/embeddings": {"prompt": "Hello"},
-    "/api/show": {},
-}
-"""A body for each path that is answered."""
+"""A value that no typed field accepts."""
 
 PAIRS = [
     (names, {"items": None, "labels": None, **dict.fromkeys(names, "Hello")})
@@ -142,15 +120,17 @@ CASES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"model": "another", "prompt": "Bye"},
     "/api/show": {"model": "another", "name": ({"model": None}, "another")},
 }  # fmt: skip
-"""For each followed field a value that changes the answer, if necessary with the fields that it needs."""
+"""For each field that is followed, a value that changes the answer, if necessary with other fields that it
+needs.
+"""
 SHOWN = ("", "stream_options.", "text.", "options.", "output_config.")
 HOLDERS = ("reasoning", "stream_options", "best_of")
-"""Objects of which all fields have another class, and a field that must repeat another."""
+"""Objects of which all fields have another class, and a field that must repeat another one."""
 """The places whose fields the cases cover; tests of each API cover messages, tools and formats."""
 
 
 class Noting(EchoEngine):
-    """Keeps the last request that reached it."""
+    """Keeps the last request that reached the engine."""
 
     asked: EngineRequest | None = None
 
@@ -176,19 +156,13 @@ def send(http: TestClient, path: str, body: dict[str, Any]) -> httpx.Response:
 
 
 def seen(http: TestClient, engine: Noting, path: str, body: dict[str, Any]) -> tuple[Any, int, str]:
-    """What reached the engine, and the answer without ids and times."""
+    """The request that reached the engine, and the answer without ids and times."""
     engine.asked = None
     made = send(http, path, body)
     text = re.sub(
         r'"[a-z]+[_-][0-9a-f]{16,}"|"\w+_at": ?"?[^,"]+"?|"(created|\w*duration)": ?\d+', "", made.text
     )
     return engine.asked, made.status_code, text
-
-
-def within(field: str, value: Any) -> dict[str, Any]:
-    """A body with one field, which may be inside an object."""
-    place, _, name = field.rpartition(".")
-    return {place: {name: value}} if place else {name: value}
 
 
 def found(path: str, *kinds: FieldClass) -> list[Row]:

@@ -1,5 +1,5 @@
-"""What clients send beside the plain fields: forms of answers, tools that must be called, values that
-change nothing.
+"""Fields that clients send in addition to the basic ones: formats of answers, forced tools, values without
+effect.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def complete(http: httpx.Client, **more: Any) -> httpx.Response:
 
 
 class Pet(BaseModel):
-    """As pydantic describes it: with titles, defaults, definitions and alternatives."""
+    """A schema as pydantic writes it: with titles, defaults, definitions and alternatives."""
 
     class Home(BaseModel):
         town: str | None = Field(None, max_length=4, description="where")
@@ -176,7 +176,7 @@ def test_a_call_that_is_cut_never_shows_as_text(http: httpx.Client, stream: bool
 
 
 def test_a_forced_call_is_short(http: httpx.Client) -> None:
-    """Blanks in its JSON are bounded: the text of such a call has 60 characters without them."""
+    """Blanks in the call's JSON are bounded: without them its text has 60 characters."""
     named = {"type": "function", "function": {"name": "pick"}}
     made = chat(http, tools=[TOOL], tool_choice=named, max_tokens=100).json()
     assert made["choices"][0]["finish_reason"] == "tool_calls"
@@ -302,7 +302,7 @@ def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
 
 
 def test_log_probabilities_of_the_chosen_tokens_alone(http: httpx.Client) -> None:
-    """logprobs 0: each token's own, in the shapes that OpenAI and vLLM give it."""
+    """With logprobs 0, each token's own log-probability, in OpenAI's and vLLM's shapes."""
     made = complete(http, logprobs=0).json()["choices"][0]["logprobs"]
     assert len(made["tokens"]) == len(made["top_logprobs"])
     assert made["top_logprobs"] == [

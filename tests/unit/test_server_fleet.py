@@ -1,5 +1,5 @@
-"""The server in front of others that fail, lack things, come late or are hostile, as its own clients see
-it.
+"""The server in front of upstreams that fail, lack features, are late or hostile, as its own
+clients see it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Make = Callable[..., tuple[Front, list[Cloud]]]
 
 @pytest.fixture
 def made() -> Iterator[Make]:
-    """Makes clouds of these answers, and a front before them."""
+    """A function that makes clouds with these answers, and a front before them."""
     with ExitStack() as stack:
 
         def make(*answers: Answer, options: UpstreamOptions = OPTIONS) -> tuple[Front, list[Cloud]]:
@@ -133,6 +133,16 @@ def test_a_key_that_is_refused_for_a_while_opens_no_circuit(made: Make) -> None:
     assert front.text() == "Hi."
 
 
+async def test_a_server_that_is_listed_twice_at_once_is_asked_for_its_description_once() -> None:
+    """A probe may begin while the one before waits for its answer: on a busy machine, or of a slow server."""
+    with Cloud(chatting()) as cloud:
+        engine = UpstreamEngine([cloud.address], OPTIONS)
+        assert all(await asyncio.gather(engine._list(), engine._list()))
+        await engine.close()
+    paths = sorted(path for path, _ in cloud.asked)
+    assert paths == ["/openapi.json", "/v1/models", "/v1/models"]
+
+
 def test_a_quiet_server_is_asked_for_its_models_only(made: Make) -> None:
     _, (cloud,) = made(chatting(), options=replace(OPTIONS, probe_seconds=0.02))
     for _ in range(600):
@@ -146,7 +156,7 @@ def test_a_quiet_server_is_asked_for_its_models_only(made: Make) -> None:
 
 
 def test_a_slow_first_token_is_waited_for_and_asked_for_once(made: Make) -> None:
-    """With no time at all between two tokens: whatever the first takes is more."""
+    """The time between two tokens is 0, so the first token takes longer than that."""
 
     def slow(body: Json) -> Iterator[bytes]:
         time.sleep(0.1)
@@ -233,7 +243,7 @@ def test_an_error_in_mid_stream_names_no_address(made: Make) -> None:
 
 
 def test_a_thought_is_not_begun_again_elsewhere(made: Make) -> None:
-    """The other server would be told of the text only, and would think again."""
+    """The other server would get only the text, and would think again."""
     cut = CHUNKED + chunk(said(reasoning_content="Let me see. ")) + chunk(said("The"))
     front, clouds = made(*[chatting(completions=always(cut))] * 2)
     events = front.streamed()
@@ -243,8 +253,8 @@ def test_a_thought_is_not_begun_again_elsewhere(made: Make) -> None:
 
 @pytest.mark.parametrize("told", ["usage", "token_ids"])
 def test_a_continued_answer_has_the_tokens_that_were_left(made: Make, told: str) -> None:
-    """Chunks of several tokens each: the server that goes on may use what the first has not used, by its
-    own count.
+    """Chunks have several tokens: the second server may use the tokens that the first has left, by the first
+    server's own count.
     """
 
     def cut(body: Json) -> Iterator[bytes]:
@@ -347,7 +357,7 @@ def test_a_named_model_is_one_model(made: Make) -> None:
 
 
 async def test_a_reader_who_is_slow_costs_the_upstream_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only waiting for a token counts, not what its reader does between two of them."""
+    """Only the wait for a token counts, not the time that its reader takes between two tokens."""
     read, passed = threading.Event(), 0.0
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: time.monotonic() + passed)
@@ -374,7 +384,7 @@ async def test_a_reader_who_is_slow_costs_the_upstream_no_time(monkeypatch: pyte
 
 
 def endless(head: bytes, part: bytes) -> Callable[[Json], Iterable[bytes]]:
-    """A body that does not end, up to 400 MB."""
+    """An endless body, which stops at 400 MB."""
 
     def answer(body: Json) -> Iterator[bytes]:
         yield head
@@ -409,7 +419,7 @@ def test_what_has_no_end_is_not_read_to_it(made: Make, kind: str) -> None:
 
 
 async def test_the_salt_of_a_tenant_goes_along() -> None:
-    """The upstream's cache tells no tenant what another asked."""
+    """A tenant must not learn from the upstream's cache what another one asked."""
     with Cloud(chatting()) as cloud:
         for options in (OPTIONS, replace(OPTIONS, salts=False)):
             engine = await UpstreamEngine.connect([cloud.address], options)

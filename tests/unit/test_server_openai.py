@@ -1,4 +1,4 @@
-"""The server over the tiny model, asked by the official openai client."""
+"""The server over the tiny model, called by the official openai client."""
 
 from __future__ import annotations
 

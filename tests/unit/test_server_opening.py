@@ -1,4 +1,4 @@
-"""`nearfar serve` while its model is loaded: it listens already, and says what there is to wait for."""
+"""`nearfar serve` while its model is loaded: it already listens, and reports what it waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 60
 
 
 class Loading:
-    """A load that takes until the test says so."""
+    """A load that takes as long as the test wants."""
 
     def __init__(self, folder: Path, error: Exception | None = None) -> None:
         self.begun, self.gate = asyncio.Event(), asyncio.Event()
@@ -114,7 +114,7 @@ async def test_it_listens_while_it_loads_and_says_what_it_waits_for(
 async def test_while_it_drains_new_connections_are_told_so(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A balancer that asks /ready, and a client that comes now, get an answer, not a refused connection."""
+    """A load balancer that calls /ready, and a new client, get an answer instead of a refused connection."""
     loading = Loading(tmp_path)
     loading.gate.set()
     running = serving(client, monkeypatch, loading)

@@ -1,4 +1,4 @@
-"""What /ready says of a front whose upstream servers are not there, or fail."""
+"""The answer of /ready of a front whose upstream servers are absent or fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.servers import RunningServer, tiny_engine
 
 
 async def told_by_ready(engine: UpstreamEngine, keys: KeyStore | None = None, **headers: str) -> str:
-    """The status of /ready, as a client of the app sees it."""
+    """The answer of /ready, as a client of the app gets it."""
     app = httpx.ASGITransport(create_app(engine, AppOptions(keys=keys)))
     async with httpx.AsyncClient(transport=app, base_url="http://front") as http:
         answer = await http.get("/ready", headers=headers)

@@ -1,5 +1,5 @@
-"""Whatever a request holds, the answer is a status of the API's own: properties, and the app's own
-OpenAPI.
+"""Every request gets an answer with one of the API's own statuses: properties, and the app's own OpenAPI
+description.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MODEL = "echo"
 
 
 class EchoAnswers:
-    """Says the prompt's length, once a choice."""
+    """Answers with the prompt's length, once for each choice."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
@@ -65,7 +65,7 @@ class EchoAnswers:
 
 
 class EchoEngine:
-    """An engine that is quick and does what a message says."""
+    """A fast engine that follows instructions in a message."""
 
     generates = True
     passes_on = False
@@ -373,7 +373,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )  # fmt: skip
 def test_the_app_keeps_to_its_own_openapi(case: Any) -> None:
-    """No status that is not the API's, errors in its shape, whatever its schema lets through."""
+    """Only statuses of the API, and errors in its shape, for every request that the schema allows."""
     response = case.call()
     assert response.status_code in (200, 400, 404, 405)
     if response.status_code >= 400:

@@ -1,4 +1,4 @@
-"""/v1/rerank in the shapes of Jina's and Cohere's clients, by a decoder that judges each document."""
+"""/v1/rerank in the shapes of Jina's and Cohere's clients, with a decoder that judges each document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rerank(server: RunningServer, path: str = "/v1/rerank", **body: Any) -> http
 
 
 def expected(server: RunningServer, text: str) -> float:
-    """The share of "yes" after the prompt of Qwen3-Reranker's form, from the engine itself."""
+    """The probability of "yes" after the prompt of Qwen3-Reranker's form, from the engine itself."""
     said = f"<Instruct>: {INSTRUCTION}\n\n<Query>: weather\n\n<Document>: {text}"
     messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": said}]
     asked = {"model": MODEL, "messages": messages, "chat_template_kwargs": {"enable_thinking": False}}

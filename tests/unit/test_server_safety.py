@@ -1,5 +1,5 @@
-"""What only the artifact engine shows: ids that come twice, an engine that hangs, nothing that grows with
-requests.
+"""Properties of the artifact engine alone: duplicate ids, an engine that hangs, and nothing that grows with
+the number of requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def server(rig: Rig) -> RunningServer:
 
 
 async def test_duplicate_ids_are_refused(rig: Rig, server: RunningServer) -> None:
-    """Ids are made by the server, so only a fault of its own could bring two."""
+    """The server makes the ids, so only a bug in the server could make two equal ones."""
     from nearfar.errors import RequestError
     from nearfar.fallback_server.backend import Sampling, TokenRequest
 
@@ -87,7 +87,7 @@ async def test_a_hung_engine_is_not_ready(
 
 
 def footprint(server: RunningServer) -> dict[str, float]:
-    """What must not grow with the number of requests."""
+    """Measures that must not grow with the number of requests."""
 
     async def tasks() -> int:
         return len(asyncio.all_tasks())

@@ -1,6 +1,4 @@
-"""Tenants of one server: what one of them does, or asks, never shows to another and is never paid by
-another.
-"""
+"""Tenants of one server: requests of one tenant are invisible to others, and are not charged to them."""
 
 from __future__ import annotations
 
@@ -78,16 +76,14 @@ class House:
             return http.post("/v1/embeddings", json={"model": self.model, "input": texts})
 
     def cached(self, name: str, prompt: str, **body: Any) -> int:
-        """Tokens of the prompt that the server says it had."""
+        """Tokens of the prompt that the server reports as cached."""
         response = self.complete(name, prompt, **body)
         assert response.status_code == 200, response.text
         found: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found
 
     def endless(self, prompt: str = "Hi") -> dict[str, Any]:
-        """A stream that does not end while nobody reads it: it is more than the buffers of both sides
-        hold.
-        """
+        """A stream that does not end while nobody reads it: it is larger than the buffers of both sides."""
         return {
             "model": self.model,
             "prompt": prompt,
@@ -173,7 +169,7 @@ def test_a_salt_of_the_clients_own_parts_its_cache_and_opens_no_other(house: Hou
 
 
 def test_a_prompt_that_another_is_answered_now_is_not_borrowed(house: House) -> None:
-    """A running sequence lends its pages to one that begins alike: not across tenants."""
+    """A running sequence shares its pages with another one that begins alike, but not across tenants."""
     prompt = "While this text is being answered, somebody else asks the same to see whether it is there. " * 2
     begun, ended = threading.Event(), threading.Event()
 
@@ -315,7 +311,9 @@ def test_a_key_that_is_edited_under_a_stream_is_not_locked_out(
 
 
 def test_requests_of_a_key_count_before_their_bodies_are_read(house: House) -> None:
-    """A key with one place cannot hold a second connection whose body the server keeps."""
+    """A key that may have one request under way cannot hold a second connection whose body the
+    server keeps.
+    """
     port = int(house.server.address.rsplit(":", 1)[1])
     head = (
         "POST /v1/completions HTTP/1.1\r\n"
@@ -361,8 +359,8 @@ def test_what_is_refused_at_the_door_is_audited_and_counted(house: House) -> Non
 
 
 def test_who_asks_for_much_does_not_stand_before_everybody(house: House) -> None:
-    """Alice asks for 192 answers at once; bob, who comes later and wants one, does not wait until her last
-    has begun. She leaves when he has his: nobody wants the rest of hers.
+    """Alice requests 192 answers at once. Bob, who comes later and wants one answer, does not wait until her
+    last one has begun. The test ends alice's requests when bob has his answer.
     """
     body = {"model": house.model, "prompt": list("abcdef"), "n": 32, "max_tokens": 150, "ignore_eos": True}
 
@@ -449,7 +447,7 @@ async def test_what_answers_hold_in_memory_is_bounded_with_alternatives_too() ->
 
 
 async def test_the_slot_of_a_stream_comes_back_if_nothing_of_it_can_be_sent(tmp_path: Path) -> None:
-    """The transport fails at the first byte: the generator of events has not begun, and the call ends all
+    """The transport fails at the first byte: the generator of events has not started, and the call ends all
     the same.
     """
     from nearfar.fallback_server.http.app import create_app

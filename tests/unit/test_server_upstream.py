@@ -1,4 +1,4 @@
-"""The upstream engine in front of real servers, which are killed, busy, and wrong."""
+"""The upstream engine in front of real servers, which are killed, busy, or wrong."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
 class Gate:
-    """Holds up the steps of all servers, so that a test comes in time for the middle of an answer."""
+    """Holds up the steps of all servers, so that a test can act in the middle of an answer."""
 
     def __init__(self) -> None:
         self._left = math.inf
         self._changed = threading.Condition()
 
     def close_after(self, steps: int) -> None:
-        """Let so many steps through."""
+        """Let this many steps through."""
         self._let(steps)
 
     def open(self) -> None:
@@ -60,14 +60,14 @@ class Gate:
             self._changed.notify_all()
 
     def step(self) -> None:
-        """Wait for leave to step."""
+        """Wait for permission to step."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._left > 0, 60)
             self._left -= 1
 
 
 class Fleet:
-    """Two servers with a key of their own, and one in front of them."""
+    """Two servers with a key of their own, and a front before them."""
 
     def __init__(self, folder: Path, options: UpstreamOptions = OPTIONS, requests: int = 256) -> None:
         self.folder = folder
@@ -114,7 +114,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    """Makes a fleet whose servers the test may kill."""
+    """A function that makes a fleet whose servers the test may kill."""
     made: list[Fleet] = []
 
     def make(options: UpstreamOptions = OPTIONS, **more: Any) -> Fleet:
@@ -151,7 +151,7 @@ def test_answers_are_those_of_the_upstream(fleet: Fleet) -> None:
 
 
 def test_tool_calls_that_come_in_parts_are_put_together() -> None:
-    """As vLLM streams them: id and name first, then the arguments bit by bit."""
+    """vLLM streams calls in this way: id and name first, then the arguments in parts."""
     deltas: list[dict[str, Any]] = [
         {
             "role": "assistant",
@@ -286,7 +286,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 def test_a_killed_server_in_the_middle_of_a_stream(
     mortal: Callable[..., Fleet], gate: Gate, kind: str
 ) -> None:
-    """The answer goes on elsewhere where it stopped: greedily, the text is that of an unbroken answer."""
+    """Another server continues the answer where it stopped: greedily, the text is that of an uninterrupted
+    answer.
+    """
     fleet = mortal()
     create: Any = fleet.client.chat.completions.create if kind == "chat" else fleet.client.completions.create
     asked: dict[str, Any] = {"messages": HELLO} if kind == "chat" else {"prompt": "Hello"}

@@ -1,4 +1,4 @@
-"""What a key uses: its budget of tokens for a day, its figures in the metrics, its cost."""
+"""The usage of a key: its daily budget of tokens, its figures in the metrics, its cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRICES = parse_prices([f"{MODEL}=2,10,0.5"])
 
 
 def app_of(folder: Path, *keys: Key) -> TestClient:
-    """A server whose requests have 5 tokens, and its answers as many as the message says."""
+    """A server whose prompts have 5 tokens, and its answers as many as the message says."""
     file = folder / "keys.toml"
     for key in keys:
         add_key(file, key)

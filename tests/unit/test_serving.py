@@ -1,4 +1,4 @@
-"""What a server opens for a name: as it is, or built."""
+"""How `nearfar serve` opens a name: as it is, or built."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(given: str) -> None:
-    """Stands for the checks of a build, which would ask the hub."""
+    """Replaces the checks of a build, which would contact the hub."""
     if given in ("strange", "someone/strange"):
         raise CheckpointError(f"nearfar cannot build {given}")
 
 
 def found(given: str, engine: str = "auto", prefers: Preferred = "torch") -> str:
-    """`=` where it is opened as it is, "built" where it is built or fetched first."""
+    """`=` if the model is opened as it is, "built" if it is built or fetched first."""
     result = served(given, engine, lambda name, looked=False: BUILT, prefers)
     return "=" if result == given else result
 

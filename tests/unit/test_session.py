@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what is typed, the commands, and markdown as it grows."""
+"""A conversation in the terminal: input, commands, and growing markdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support import tiny
 
 
 class Talk:
-    """A session with the tiny model, and what was said in it."""
+    """A session with the tiny model, and its output."""
 
     def __init__(self, engine: Engine) -> None:
         self.said, self.wrong = io.StringIO(), io.StringIO()
@@ -38,7 +38,7 @@ class Talk:
         return Console(file=file, soft_wrap=True, width=200)
 
     def type(self, text: str) -> tuple[str, str]:
-        """What is said of it, and what is wrong with it."""
+        """Type a line; gives the output and the errors."""
         for file in (self.said, self.wrong):
             file.truncate(0)
             file.seek(0)
@@ -265,7 +265,7 @@ The end: [here](https://example.org/x).
 
 
 def shown(pieces: list[str], lines: int = 40, **options: Any) -> list[str]:
-    """What a terminal shows in the end, of everything that has scrolled by."""
+    """The final content of a terminal, with everything that has scrolled by."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=60, height=lines, **options)
     stream = MarkdownStream(console)
@@ -298,7 +298,7 @@ def test_markdown_piece_by_piece_is_the_whole_once(lines: int) -> None:
 
 
 class Tty(io.TextIOWrapper):
-    """A terminal as far as anybody asks."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The file of a snapshot: whole or not at all, and no altered byte goes unnoticed."""
+"""The file of a snapshot is written completely or not at all, and every altered byte is noticed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Saving and loading the cache over the tiny model: same tokens, other models refused, running requests
-undisturbed.
+"""Saving and loading the cache over the tiny model: the same tokens, other models rejected, running requests
+unaffected.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def engine(core: EngineCore | None = None, template: str = tiny.TEMPLATE, **opti
 async def collect(
     made: AsyncEngine, tokens: Sequence[int], params: SamplingParams = GREEDY
 ) -> tuple[list[int], int]:
-    """Tokens of the answer, and how many of the prompt were in the cache."""
+    """Tokens of the answer, and the number of prompt tokens that were in the cache."""
     generation = made.generate(tokens, params)
     return [event.token async for event in generation], generation.stats.cached_tokens
 
@@ -66,7 +66,7 @@ def nothing_held(made: AsyncEngine) -> bool:
 
 
 def found(made: AsyncEngine, tokens: list[int]) -> list[int]:
-    """The pages of group 0 that the cache has of the tokens."""
+    """The pages of group 0 that the cache has for the tokens."""
     return [node.pages[0] for node in made.core.scheduler.table.index.lookup(tokens, len(tokens))]
 
 
@@ -192,7 +192,7 @@ def quantized(bits: int, group_size: int, method: str = "m") -> Quantization:
 
 
 def changed(**changes: Any) -> EngineCore:
-    """A core whose manifest says something else."""
+    """A core with a changed manifest."""
     core = tiny.core()
     core.manifest = replace(core.manifest, **changes)
     return core
@@ -272,7 +272,7 @@ def test_check_layout() -> None:
 
 
 class Quantized:
-    """Pages of an 8-bit cache beside the tiny model's own, so that what is read and written can be seen."""
+    """Pages of an 8-bit cache beside the tiny model's own, which show what is read and written."""
 
     def __init__(self, core: EngineCore, seed: int) -> None:
         rng = np.random.default_rng(seed)

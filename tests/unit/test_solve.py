@@ -1,4 +1,4 @@
-"""Quality good: every matrix that multiplies, by the squares of what the float model gives it."""
+"""Quality good: every multiplied matrix is quantized by the mean squares of its inputs in the float model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from nearfar.build.weights.solved import Solved
 from nearfar.step.params import Param
 from tests.support.architectures import CASES, checkpoint
 from tests.support.cases import Case
+from tests.support.turns import share
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", share(CASES, 4, lambda case: case.model_type), ids=str)
 def test_good_weighs_inputs_by_their_squares(case: Case, tmp_path: Path) -> None:
     options = BuildOptions(
         str(checkpoint(case)), tmp_path, ("cpu",), quant="q3", quality="good", group_size=16

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import tvm
-from tvm import tirx
+from tvm import te, tirx
+from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
 from nearfar.errors import BuildError
@@ -28,7 +29,7 @@ SECTIONS = [
 
 
 def compiled(func: tirx.PrimFunc) -> Module:
-    """The module of a function whose parameters are used in their order."""
+    """The module of a function whose parameters are bound in their order."""
     ours = select(func, [str(param.name) for param in func.params], "kernel")
     return modules(tvm.IRModule({"kernel": ours}))["kernel"]
 
@@ -136,7 +137,7 @@ def test_known_conversions_are_computed() -> None:
 
 
 def test_sums_that_differ_by_a_number_are_seen_to() -> None:
-    """(i * 4 + 1) + (j * 8 + 2) is (i * 4 + j * 8) + 3, a multiple of 4 and 3."""
+    """(i * 4 + 1) + (j * 8 + 2) is (i * 4 + j * 8) + 3, of which the first part is a multiple of 4."""
     builder = Builder()
     arithmetic = Arithmetic(builder)
     i, j = (
@@ -208,7 +209,7 @@ def test_a_value_that_lives_through_a_loop_is_a_variable() -> None:
     ("uint8", ("storageBuffer8BitAccess",)), ("float16", ("shaderFloat16", "storageBuffer16BitAccess")),
 ])  # fmt: skip
 def test_features_are_those_that_the_code_needs(dtype: str, features: tuple[str, ...]) -> None:
-    """Small integers are computed in 32 bits, so they need no feature but their storage's."""
+    """Small integers are computed in 32 bits, so they need only the feature of their storage."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(a: T.Buffer((64,), dtype), out: T.Buffer((64,), dtype)):
@@ -251,7 +252,7 @@ def test_whole_vectors_are_loaded_at_once() -> None:
 
 
 def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
-    """A load of 16 bytes, in storage and in workgroup memory; a local array of vectors stays in ids."""
+    """A load has 16 bytes, in storage and in workgroup memory; a local array of vectors stays in ids."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(
@@ -279,7 +280,7 @@ def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
 
 
 def test_packed_dot_products_are_one_instruction_each() -> None:
-    """A packed dot product takes two words of four signed bytes; the module names the extension."""
+    """A packed dot product takes two words of four signed bytes; the module declares the extension."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(a: T.Buffer((64,), "uint32"), b: T.Buffer((64,), "uint32x4"), out: T.Buffer((64,), "int32x4")):
@@ -300,7 +301,7 @@ def test_packed_dot_products_are_one_instruction_each() -> None:
 
 
 def test_products_of_float16_are_vectors() -> None:
-    """Two of them are one instruction where they are named together, multiplied and added at once."""
+    """Two products are one instruction if they are named together and multiplied and added at once."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(a: T.Buffer((64,), "float16x4"), out: T.Buffer((32,), "float16x4")):
@@ -336,6 +337,19 @@ def test_the_same_kernel_gives_the_same_bytes() -> None:
     )
     assert first == second
     validate(first.code)
+
+
+def test_equal_kernels_keep_the_names_of_their_own_parameters() -> None:
+    """TVM names parameters by the values of a model: another model has the kernel with other names."""
+
+    def made(name: str) -> Module:
+        x = te.placeholder((64,), "float32", name=name)
+        func = te.create_prim_func([x, te.compute((64,), lambda i: x[i] + T.float32(1), name="y")])
+        with tvm.target.Target("vulkan"):
+            module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(tvm.IRModule({"kernel": func}))
+        return modules(module)["kernel"]
+
+    assert sorted(made("norm_4").params) == sorted(made("norm_17").params) == [0, 1]
 
 
 def test_an_unknown_intrinsic_names_the_kernel_and_itself() -> None:
@@ -454,7 +468,7 @@ def test_loads_of_workgroup_memory_stay_between_barriers(barrier_between: bool, 
 
 
 def test_cooperative_matrices_come_with_vulkans_memory_model() -> None:
-    """In which what threads share must be said to be shared, at each access and barrier."""
+    """In this memory model each access and barrier must say which memory threads share."""
     job = Linear(64, Matrix(64, 64, 4, 64), "float32", "float16", norm=1e-5)
     made = modules(tvm.IRModule({"kernel": cooperative.matmul(job)}))["kernel"]
     validate(made.code)

@@ -1,4 +1,4 @@
-"""Ctrl-C in the first moments of a command, while it is imported."""
+"""Ctrl-C in the first moments of a command, during its imports."""
 
 from __future__ import annotations
 

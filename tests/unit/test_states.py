@@ -1,5 +1,5 @@
-"""An engine over layers with recurrent states: texts as by a model that recomputes everything, prefixes from
-borders.
+"""An engine over layers with recurrent states: texts equal those of a model that recomputes everything;
+prefixes continue from borders.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def weights() -> tiny.Weights:
 
 @cache
 def expected(tokens: tuple[int, ...], count: int = COUNT) -> list[int]:
-    """Greedy tokens by the reference, in steps of one sequence without a cache of pages."""
+    """Greedy tokens of the reference, in steps of one sequence without a paged cache."""
     reference, memory, answer = StepReference(read_model(CONFIG).model, weights()), Kept(), list[int]()
     new = list(tokens)
     for _ in range(count):
@@ -58,7 +58,7 @@ def expected(tokens: tuple[int, ...], count: int = COUNT) -> list[int]:
 
 
 def opened(pages: int | Sequence[int] = (200, 100, 40), **options: Any) -> EngineCore:
-    """An engine; its groups are attention, the convolution and the states."""
+    """An engine with groups for attention, the convolution and the states."""
     return tiny.core(config=CONFIG, made=weights(), pages=pages, **options)
 
 
@@ -71,7 +71,9 @@ async def check(core: EngineCore, tokens: list[int], cached: int | None = None) 
 
 @pipelining
 async def test_the_next_turn_computes_at_most_a_page_of_what_was_there(pipelined: bool) -> None:
-    """Prompts of several steps, beyond the stride of 256; behind them and their answers the talk goes on."""
+    """Prompts of several steps, beyond the stride of 256; the conversation continues after them and their
+    answers.
+    """
     core = opened(pipelined=pipelined)
     for length in (17, 96, 300):
         talk = prompt(length, length)
@@ -102,7 +104,9 @@ async def test_another_end_of_a_prompt_starts_at_a_border(pipelined: bool) -> No
 async def test_requests_that_share_beginnings_give_the_same_texts(
     pipelined: bool, pages: tuple[int, ...]
 ) -> None:
-    """Ten requests at once, some alike, in pools that hold all or a few of them: forks, eviction, waiting."""
+    """Ten requests at once, some of which begin alike, in pools that hold all or a few of them: forks,
+    eviction, waiting.
+    """
     shared = prompt(150, 9)
     prompts = [prompt(length, length) for length in (30, 200, 90, 301)]
     prompts += [[*shared, *prompt(length, length)] for length in (5, 33, 90, 140)]
@@ -115,7 +119,7 @@ async def test_requests_that_share_beginnings_give_the_same_texts(
 
 
 async def test_long_answers_keep_the_borders_of_prompts() -> None:
-    """Each page of an answer takes the place of the one before; the ends of prompts stay."""
+    """The border in each page of an answer replaces the previous one; those at the ends of prompts stay."""
     core = opened((400, 100, 12))
     first = prompt(60, 1)
     await check(core, first, 0)

@@ -1,4 +1,4 @@
-"""What is built for whom: fakes of the build, real folders."""
+"""Which targets are built for which runner: fake builds, real folders."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_device_gets_its_best_alone(built: list[tuple[str, ...]], tmp_path: Pa
 def test_what_another_process_makes_just_before_the_lock_is_kept(
     built: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
-    """The other process may run the model by now: it must not lose its files."""
+    """The other process may already run the model: it must not lose its files."""
     model, here = tmp_path / "model", Runner(("cpu",), lambda: Best("cpu"))
     others: list[tuple[Path, int]] = []
 
@@ -123,7 +123,7 @@ def test_a_machine_gets_programs_for_its_own_gpu_and_a_browser_for_all(
 
 
 def test_each_quality_is_a_model_of_its_own(tmp_path: Path) -> None:
-    """Where nothing is said, what is there will do; and what an earlier version built is known again."""
+    """Without options any existing model is used; models that an earlier version built are found."""
     store, hub = Store(tmp_path), "owner/tales"
     assert wanted_of(hub, store, Asked(quality="fast")) == wanted_of(hub, store) == Wanted("tales", hub)
     assert wanted_of(hub, store, Asked("q3", "best")) == Wanted("tales:q3-best", hub, "q3", "best")
@@ -159,7 +159,7 @@ def test_codes_that_are_made_anew_are_a_model_of_their_own(tmp_path: Path) -> No
 
 
 def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> None:
-    """As after kill -9: the folder has no entry, its lock is free, and half an artifact lies in it."""
+    """The state after kill -9: the folder has no entry, its lock is free, and it holds half an artifact."""
     home = tmp_path / "home"
     store = Store(home / "cache" / "models")
     for name in ("tales", "songs"):
@@ -196,7 +196,7 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
 def test_a_removed_model_is_gone_at_once_and_its_bytes_with_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C, or kill -9, between the renaming and the end of the deletion."""
+    """The removal is interrupted by Ctrl-C, or kill -9, between the renaming and the end of the deletion."""
     home = tmp_path / "home"
     store = Store(home / "cache" / "models")
     wanted = Wanted("tales", "owner/tales")

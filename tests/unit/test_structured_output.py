@@ -1,4 +1,4 @@
-"""Answers that match what was asked for, over the tiny model, whose random weights know no JSON."""
+"""Answers match the requested format, over the tiny model, whose random weights know no JSON."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_without_the_library_the_error_says_what_to_install(
 async def test_a_grammar_beyond_its_limits_ends_its_own_request_only(
     engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is followed for a while, beside others."""
+    """The grammar is followed for a while, beside other requests."""
     monkeypatch.setitem(compiler.LIMITS, "max_lexer_states", 60)
     hostile = {"type": "regex", "regex": "(.*[a-m].{30}|.*[k-z].{31})+!"}
 
@@ -196,7 +196,7 @@ async def test_a_grammar_beyond_its_limits_ends_its_own_request_only(
 async def test_masks_are_made_once_their_step_is_under_way(
     engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device that works by itself computes the logits meanwhile; only the sampler waits."""
+    """An asynchronous device computes the logits meanwhile; only the sampler waits for masks."""
     executor, order = engine.core.executor, list[str]()
     run, write = executor.run, executor.write
 

@@ -1,4 +1,4 @@
-"""What arranges this suite: turns, groups of workers, measured times, budgets."""
+"""The plugins of this test suite: turns, groups of workers, measured times, budgets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_always(): pass
 
 @pytest.fixture(autouse=True)
 def settled(pytester: pytest.Pytester) -> None:
-    """pytest-asyncio warns where this is not set."""
+    """Set an option of pytest-asyncio, which warns without it."""
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
 
 
@@ -56,7 +56,7 @@ def product(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def chosen(pytester: pytest.Pytester, turn: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[str]:
-    """Node ids that a turn runs."""
+    """Node ids of the tests that run in a turn."""
     monkeypatch.setenv(turns.VARIABLE, turn)
     found = pytester.inline_run("--collect-only", "-q", "-p", "no:cacheprovider", *more).getcalls(
         "pytest_collection_finish"
@@ -103,6 +103,32 @@ def test_params_of_a_fixture_meet_in_turns(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(met) == 12
     monkeypatch.setenv(turns.VARIABLE, turns.ALL)
     assert set(turns.paired("abcd", (1, 2, 3))) == met
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_a_share_is_of_all_kinds_and_shares_together_are_all(
+    monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    cases, met = [(size, group) for size in range(9) for group in range(parts)], []
+    for turn in range(7, 7 + parts):
+        monkeypatch.setenv(turns.VARIABLE, str(turn))
+        shared = turns.share(cases, parts)
+        assert {group for _, group in shared} == set(range(parts))
+        assert len(shared) == 9
+        met += shared
+    assert sorted(met) == cases
+    monkeypatch.setenv(turns.VARIABLE, turns.ALL)
+    assert turns.share(cases, parts) == cases
+
+
+def test_a_share_has_some_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases, met = ["a1", "b1", "b2", "a2", "c1", "b3", "d1"], []
+    for turn in (4, 5):
+        monkeypatch.setenv(turns.VARIABLE, str(turn))
+        shared = turns.share(cases, 2, lambda case: case[0])
+        assert {"a", "b"} <= {case[0] for case in shared}
+        met += shared
+    assert sorted(met) == sorted(cases)
 
 
 def test_the_commit_decides_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:

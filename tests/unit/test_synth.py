@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from nearfar.build.synth import STD, Shape, published, shape_names, synth_checkpoint, write_checkpoint
 from nearfar.build.unread import check_unread
 from nearfar.build.weights.checks import check_tensors
-from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.headers import flattened
-from nearfar.build.weights.packed.contract import Wanted
+from nearfar.build.weights.opening import open_checkpoint
+from nearfar.build.weights.quantized.contract import Wanted
 from nearfar.cli import typer_app
 from nearfar.errors import BuildError
 from nearfar.step import ops

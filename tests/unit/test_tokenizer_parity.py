@@ -1,4 +1,4 @@
-"""The browser's text codec against Python's tokenizers and chat templates: same ids, same texts."""
+"""The browser's text codec against Python's tokenizers and chat templates: the same ids, the same texts."""
 
 import json
 import random
@@ -32,7 +32,7 @@ NAMES = [*REAL, *samples.TRAINED]
 
 @dataclass
 class Job:
-    """What Node is asked about one tokenizer."""
+    """The questions to Node about one tokenizer."""
 
     tokenizer_json: dict[str, Any]
     tokenizer_config: dict[str, Any]
@@ -101,7 +101,7 @@ REPLACED = {
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_a_replacement_in_the_whole_text_is_the_same_piece_by_piece(name: str) -> None:
-    """As in ggml-org/ggml#1093: what is replaced lies in two tokens."""
+    """As in ggml-org/ggml#1093: the replaced text lies in two tokens."""
     part, by = REPLACED[name]
     python = samples.made_up()["bpe, none"]
     python.decoder = tokenizers.decoders.Sequence(

@@ -1,4 +1,4 @@
-"""A tokenizer gives all tokens of a text, and no others, whoever saved its file."""
+"""A tokenizer gives exactly the tokens of a text, whichever program saved its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Answers, grammars of calls and messages with tools as tests/vectors/tools says; the same in TypeScript."""
+"""Answers, grammars of calls and messages with tools, as tests/vectors/tools says; TypeScript passes the same
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def form_of(data: dict[str, Any]) -> AnswerFormat:
 
 
 def events(fragments: list[Fragment]) -> list[dict[str, Any]]:
-    """As the vectors write them: neighbours of one kind joined."""
+    """Fragments in the form of the vectors: neighbours of the same kind joined."""
     made: list[dict[str, Any]] = []
     for one in fragments:
         match one.kind:

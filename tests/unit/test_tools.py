@@ -1,4 +1,4 @@
-"""Reading and asking for calls, beyond what tests/vectors/tools holds."""
+"""Requesting and reading calls, in cases that tests/vectors/tools does not cover."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MARKED = st.lists(
 
 
 def read(parts: list[str], form: AnswerFormat, tools: list[dict[str, Any]] = TOOLS) -> list[Fragment]:
-    """All fragments, neighbours of one kind joined."""
+    """All fragments, with neighbours of the same kind joined."""
     reader = AnswerReader(form, tools)
     made: list[Fragment] = []
     for one in [one for part in parts for one in reader.push(part)] + reader.finish():

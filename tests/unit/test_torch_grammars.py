@@ -1,4 +1,6 @@
-"""Grammars and scored prompts in the torch engine: a clock of their own, sent once, few logits at a time."""
+"""Grammars and scored prompts in the torch engine: grammars have a time limit of their own and are sent once;
+few logits are kept at a time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nearfar.edge_runtime.grammars import Grammar, Kept
+from nearfar.edge_runtime.grammars import BoundedCache, Grammar
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenRequest
 from nearfar.fallback_server.grammars import TokenConstraint
@@ -83,7 +85,7 @@ def test_end_tokens_are_held_back_as_far_as_the_grammar_goes_on(
 
 
 def test_scored_prompts_keep_few_logits_at_a_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they are does not depend on how many are kept at once."""
+    """The results do not depend on the number of logits kept at once."""
     prompt = tuple(3 + (index * 7) % 200 for index in range(150))
     request = TokenRequest("scored", prompt, 1, GREEDY, logprobs=2, prompt_logprobs=2)
     whole = Rig(checkpoint).run([request])[0][0].prompt_logprobs
@@ -142,7 +144,7 @@ async def test_a_grammar_is_sent_once_and_kept_by_its_bytes(
         others = [len(encode(message)) for message in sent if not isinstance(message, Learn)]
         assert max(others) < 2048
         # With no room, each grammar that comes drops another; a grammar that comes again is sent again.
-        monkeypatch.setattr(backend, "_learnt", Kept(1))
+        monkeypatch.setattr(backend, "_learnt", BoundedCache(1))
         sent.clear()
         other = Grammar("regex", "[a-f]{4}")
         for number, grammar in enumerate((DIGITS, other, DIGITS)):
@@ -169,7 +171,7 @@ async def test_the_compiler_runs_before_it_is_asked_for(checkpoint: Path) -> Non
 
 
 def test_what_is_kept_is_bounded_by_bytes() -> None:
-    kept: Kept[str, int] = Kept(100)
+    kept: BoundedCache[str, int] = BoundedCache(100)
     assert kept.put("a", 1, 40) == []
     assert kept.put("b", 2, 40) == []
     assert kept.get("a") == 1  # `a` was used, so `b` is dropped first

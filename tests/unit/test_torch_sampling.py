@@ -22,7 +22,7 @@ CPU = "cpu"
 
 
 def pcg4d(low: int, high: int, counter: int, token: int) -> int:
-    """First word, in Python's whole numbers."""
+    """First word of the hash, in Python's integers."""
     m = 0xFFFFFFFF
     x, y, z, w = ((part * 1664525 + 1013904223) & m for part in (low, high, counter, token))
     for turn in range(2):

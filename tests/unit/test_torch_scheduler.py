@@ -18,7 +18,7 @@ def make(pages: int = 16, running: int = 4, budget: int = 8, ageing: float = 10.
 
 
 def finish_step(chunks: list[Chunk], token: int = 1) -> list[Work]:
-    """What the engine does after a step: each sampled token is appended."""
+    """Do what the engine does after a step: append each sampled token."""
     done = [chunk.work for chunk in chunks if chunk.samples]
     for work in done:
         work.tokens.append(token)
@@ -26,7 +26,9 @@ def finish_step(chunks: list[Chunk], token: int = 1) -> list[Work]:
 
 
 def check(scheduler: Scheduler, chunks: list[Chunk]) -> None:
-    """Nothing leaks, nothing that another can see is written, the step is within its limits."""
+    """Check that nothing leaks, that no page visible to others is written, and that the step is within its
+    limits.
+    """
     held: dict[int, int] = {}
     for work in scheduler.running:
         assert work.sequence is not None
@@ -119,7 +121,9 @@ def test_a_prefix_is_shared_in_the_step_that_computes_it() -> None:
 
 
 def test_twins_do_not_write_the_page_that_the_other_has_filled() -> None:
-    """Two greedy answers to one prompt fill a page in the same step: the second one's rows go nowhere."""
+    """Two greedy answers to one prompt fill a page in the same step: the rows of the second one are not
+    written.
+    """
     scheduler = make(pages=32)
     for name in ("a", "b"):
         scheduler.add(Work(name, [1, 2], whole=True))
@@ -172,9 +176,7 @@ def test_the_last_in_rank_gives_up_its_pages() -> None:
 
 
 def test_rows_that_keep_their_logits_are_few_in_a_step() -> None:
-    """Scored prompts share a bound of their own; others use the rest of the step, and all come to their
-    end.
-    """
+    """Scored prompts share a limit of their own, others use the rest of the step, and all are completed."""
     scheduler = Scheduler(SequenceTable(64, PAGE, 4), Limits(4, 32, whole_rows=5))
     works = [Work(f"{i}", [1] * 23, whole=i < 2) for i in range(4)]
     for work in works:

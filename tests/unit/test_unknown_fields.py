@@ -1,4 +1,4 @@
-"""Unknown fields are dropped and told, unless the server is strict (`--strict-fields`)."""
+"""Unknown fields are ignored and named, unless the server is strict (`--strict-fields`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER = "x-nearfar-ignored"
 
 
 class Noting(EchoEngine):
-    """Keeps what reached it."""
+    """Keeps the requests that reached the engine."""
 
     def __init__(self) -> None:
         super().__init__()

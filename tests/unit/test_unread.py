@@ -1,4 +1,4 @@
-"""Keys of a config that nobody read: those that transformers has are refused, by frozen defaults."""
+"""Unread keys of a config: keys that transformers knows are rejected, by frozen defaults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for config in json.load(sys.stdin):
 
 
 def test_the_frozen_defaults_are_those_of_the_installed_transformers() -> None:
-    """Where they are not: python scripts/freeze_defaults.py, and look at what has changed."""
+    """If this fails, run python scripts/freeze_defaults.py and read what has changed."""
     kept = json.loads(DEFAULTS.read_text(encoding="utf-8"))
     assert kept == frozen()
     assert {"hidden_act", "head_dim"} <= kept["llama"].keys()

@@ -1,4 +1,4 @@
-"""Which program a GPU runs: by its class, by trials, by what was kept of them."""
+"""The choice of a GPU's program: by its class, by trials, and by kept results of trials."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from nearfar.edge_runtime.artifact.kept import Kept
 from nearfar.edge_runtime.artifact.trial import known
+from nearfar.edge_runtime.artifact.trial_notes import TrialNotes
 from nearfar.edge_runtime.artifact.variants import Kind, ProgramChoice, compare, line_up
 from nearfar.folders import read_cache, write_cache
 from nearfar.format.adapters import DEVICE_CLASSES, Adapter, DeviceClass, class_of
@@ -26,7 +26,7 @@ GPU = Adapter("nvidia", "", "a card", "1.0", "discrete")
 
 @dataclass(frozen=True)
 class Named:
-    """A program, as far as it counts here."""
+    """A program with only the properties that matter here."""
 
     name: str
 
@@ -69,8 +69,8 @@ def test_nothing_is_tried_where_the_choice_is_known(case: dict[str, Any]) -> Non
     process = psutil.Process()
     somebody = {"program": "z", "pid": process.pid, "started": process.create_time()}
     notes = {**case["kept"], "trying": somebody if case["busy"] else None}
-    write_cache(Kept("digest", GPU).file, json.dumps(notes).encode())
-    choice = known([Named(name) for name in case["finalists"]], Kept("digest", GPU), case["failed"])
+    write_cache(TrialNotes("digest", GPU).file, json.dumps(notes).encode())
+    choice = known([Named(name) for name in case["finalists"]], TrialNotes("digest", GPU), case["failed"])
     assert (choice and choice.program, choice and choice.why) == (case["program"], case["why"])
 
 
@@ -80,38 +80,38 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_choice_is_kept_for_its_artifact_its_adapter_and_its_finalists() -> None:
-    Kept("digest", GPU).keep(["a", "b"], "b")
-    assert Kept("digest", GPU).chosen(["a", "b"]) == "b"
-    assert Kept("digest", GPU).chosen(["a", "c"]) is None
-    assert Kept("another", GPU).chosen(["a", "b"]) is None
+    TrialNotes("digest", GPU).keep(["a", "b"], "b")
+    assert TrialNotes("digest", GPU).chosen(["a", "b"]) == "b"
+    assert TrialNotes("digest", GPU).chosen(["a", "c"]) is None
+    assert TrialNotes("another", GPU).chosen(["a", "b"]) is None
     newer = Adapter("nvidia", "", "a card", "1.1", "discrete")
-    assert Kept("digest", newer).chosen(["a", "b"]) is None
+    assert TrialNotes("digest", newer).chosen(["a", "b"]) is None
 
 
 def test_a_program_whose_trial_took_the_process_down_is_never_tried_again() -> None:
-    kept = Kept("digest", GPU)
+    kept = TrialNotes("digest", GPU)
     kept.trying("a")
     process = psutil.Process()
-    assert Kept("digest", GPU).busy, "somebody tries it now, and that is all that is known"
+    assert TrialNotes("digest", GPU).busy, "somebody tries it now, and that is all that is known"
     text = read_cache(kept.file).decode()
     write_cache(kept.file, text.replace(str(process.create_time()), "1.5").encode())
-    again = Kept("digest", GPU)
+    again = TrialNotes("digest", GPU)
     assert (again.lost, again.busy) == (("a",), False)
-    assert Kept("digest", GPU).lost == ("a",)
+    assert TrialNotes("digest", GPU).lost == ("a",)
     programs = [Named("discrete-f16"), Named("discrete-f32")]
     assert line_up(programs, "discrete", ("discrete-f16",)) == (programs[1],)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"lost": 1, "chosen": {}, "trying": null}', b"\xff"])
 def test_a_damaged_file_is_as_good_as_none(content: bytes) -> None:
-    kept = Kept("digest", GPU)
+    kept = TrialNotes("digest", GPU)
     kept.keep(["a", "b"], "b")
     kept.file.write_bytes(content)  # the file lacks its hash
-    assert Kept("digest", GPU).chosen(["a", "b"]) is None
+    assert TrialNotes("digest", GPU).chosen(["a", "b"]) is None
     write_cache(kept.file, content)  # the file has its hash
-    assert Kept("digest", GPU).chosen(["a", "b"]) is None
-    Kept("digest", GPU).keep(["a", "b"], "a")
-    assert Kept("digest", GPU).chosen(["a", "b"]) == "a"
+    assert TrialNotes("digest", GPU).chosen(["a", "b"]) is None
+    TrialNotes("digest", GPU).keep(["a", "b"], "a")
+    assert TrialNotes("digest", GPU).chosen(["a", "b"]) == "a"
 
 
 def test_a_choice_says_what_it_rests_on() -> None:
@@ -122,7 +122,7 @@ def test_a_choice_says_what_it_rests_on() -> None:
 
 
 def test_nothing_is_timed_where_nothing_is_to_be_chosen() -> None:
-    kept = Kept("digest", GPU)
+    kept = TrialNotes("digest", GPU)
     two = [Named("discrete-f16"), Named("discrete-f32")]
     assert known(two[:1], kept) == ProgramChoice("discrete-f16", "only")
     assert known(two, kept) is None

@@ -1,4 +1,4 @@
-"""Programs for classes of GPUs: what a build writes, and what it shares between them."""
+"""Programs for classes of GPUs: the files of a build, and what programs share."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from nearfar.format.manifest_file import parse
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
 from tests.support.paths import ROOT
+from tests.support.turns import share
 
 SAMPLE = str(ROOT / "examples/sample-model")
 ONE = Buckets((1,), (1,))
@@ -44,7 +45,7 @@ def test_a_program_is_named_by_its_class_and_precision(built: Artifact) -> None:
 
 
 def test_programs_with_the_same_kernel_share_its_file(built: Artifact) -> None:
-    """A file is named by its content, so none is there twice, and none that no program names."""
+    """A file is named by its content, so there are no duplicates, and no files that no program names."""
     named = [kernel for program in built.manifest.programs for kernel in program.kernels.values()]
     files = {str(kernel.file) for kernel in named}
     there = {str(path.relative_to(built.path)) for path in (built.path / "kernels").rglob("*.*")}
@@ -62,10 +63,12 @@ def test_programs_with_the_same_kernel_share_its_file(built: Artifact) -> None:
 
 @pytest.mark.parametrize(
     ("target", "feature"),
-    [("webgpu", "packed_4x8_integer_dot_product"), ("vulkan", "shaderIntegerDotProduct")],
+    share([("webgpu", "packed_4x8_integer_dot_product"), ("vulkan", "shaderIntegerDotProduct")], 2),
 )
 def test_products_of_bytes_are_programs_of_their_own(target: str, feature: str, tmp_path: Path) -> None:
-    """Made where asked for, beside the float ones of their class; a token's step is the same."""
+    """These programs are made on request, beside the float programs of their class; the step of one token is
+    the same.
+    """
     options = BuildOptions(
         SAMPLE, tmp_path, (target,), "q4", buckets=Buckets((1, 16), (1,)),
         device_classes=("software", "mobile"), products=("float", "int8"),

@@ -1,5 +1,5 @@
-"""The parts of the Vulkan runtime that need no device: choices, barriers, the ring, the cache on disk, and
-words of errors.
+"""The parts of the Vulkan runtime that need no device: choices, barriers, the staging ring, the cache on
+disk, error messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIB = 1 << 30
 
 
 def kind(flags: str, heap: int, heap_bytes: int) -> MemoryType:
-    """l: device-local, m: mapped, c: coherent, $: cached."""
+    """A memory type by flags: l: device-local, m: mapped, c: coherent, $: cached."""
     return MemoryType("l" in flags, "m" in flags, "c" in flags, "$" in flags, heap, heap_bytes)
 
 

@@ -1,4 +1,4 @@
-"""WebAssembly modules as they are linked: the same bytes every time, and for both kinds of memory."""
+"""Linked WebAssembly modules: the same bytes every time, and modules for both kinds of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from nearfar.targets.wasm.codegen import link_modules
 from tests.unit.test_link import module
 
 SHARED, PLAIN = b"\x03env\x06memory\x02\x03", b"\x03env\x06memory\x02\x01"
-"""An import of a memory that has a maximum (docs: WebAssembly, "Memory Types"; the threads proposal)."""
+"""Imports of a memory with a maximum, shared and not (docs: WebAssembly, "Memory Types"; the threads
+proposal).
+"""
 
 
 def linked(folder: Path) -> tuple[bytes, bytes]:

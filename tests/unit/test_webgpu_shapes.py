@@ -1,4 +1,6 @@
-"""Kernels of large published shapes need no more than WebGPU guarantees (shaders() refuses the rest)."""
+"""Kernels of large published shapes stay within the limits that WebGPU guarantees (shaders() checks most of
+them).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ ATTENTION = {  # heads, kv heads, head size
 
 
 def jobs(precision: Precision) -> dict[str, Job]:
-    """Matmuls of a 1B model with m rows, and what stands beside them in other models."""
+    """Matmuls of a 1B model with m rows, and other jobs of such models."""
     dtype, made = KERNELS[precision].activations, {}
     for m in (1, 4, 16, 64):
         made[f"qkv_{m}"] = Linear(m, Matrix(QKV, HIDDEN, 4, 64), "float32", dtype, norm=1e-5)
@@ -82,7 +84,7 @@ def test_attention_of_each_class(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
 def test_a_window_bounds_the_parts(name: str) -> None:
-    """Blocks of 64 positions of 4 kv heads; of a long context at most 128 parts, of several blocks each."""
+    """Blocks of 64 positions of 4 kv heads; a long context has at most 128 parts, of several blocks each."""
     kernels, paged = variant(CLASSES[name], "f32", False).kernels, (1, 8, 4, 64, 16, 4)
     cases = {"short": (16, None), "window": (2048, 512), "long": (2048, None)}
     staged = {
@@ -101,7 +103,7 @@ PUBLISHED = {  # rows of the matrix, inputs, whether a gated pair
 
 @pytest.mark.parametrize("device", ["mobile", "integrated", "discrete"])
 def test_shapes_of_published_models_by_class(device: str) -> None:
-    """What each class wants of a launch (classes.py), within what WebGPU guarantees."""
+    """The launches that each class wants (classes.py), within WebGPU's limits."""
     wanted = CLASSES[device]
     kernels = variant(wanted, "f32", False).kernels
     funcs = {}
@@ -122,7 +124,9 @@ def test_shapes_of_published_models_by_class(device: str) -> None:
 
 
 def test_products_of_float16_are_fused_vectors() -> None:
-    """A workgroup's tile of many rows: seven of the eight products of a chain are added as they are made."""
+    """In a workgroup's tile of many rows, seven of the eight products of a chain are added as they are
+    computed.
+    """
     job = Linear(256, Matrix(64, 64, 4, 64), "float16", "float16")
     func = variant(CLASSES["discrete"], "f16", False).kernels.stages(job).stages[0].func
     source = shaders(tvm.IRModule({"k": func}), "f16")["k"].source
@@ -131,7 +135,9 @@ def test_products_of_float16_are_fused_vectors() -> None:
 
 
 def test_a_window_bounds_the_splits() -> None:
-    """What a row sees says how many workgroups walk it: of 512 positions as many as of a short context."""
+    """The positions that a row sees determine the number of workgroups: a window of 512 needs as many as a
+    short context.
+    """
     paged = 1, 8, 4, 64, 16, 4, 2048, "float32", "float32"
     grids = {
         window: shaders(

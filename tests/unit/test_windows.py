@@ -1,4 +1,6 @@
-"""An engine over layers with windows: texts as with all memory, pages bounded, the context not cut."""
+"""An engine over layers with windows: texts equal those with unlimited memory, pages are bounded, the context
+is not cut.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def expected(config: dict[str, Any], tokens: Sequence[int], count: int = 12) -> list[int]:
-    """Greedy tokens by the reference, which keeps everything."""
+    """Greedy tokens of the reference, which keeps everything."""
     return answered(config is HYBRID, tuple(tokens), count)
 
 
 @cache
 def answered(hybrid: bool, tokens: tuple[int, ...], count: int) -> list[int]:
-    """The reference's answer, computed once for all ways in which engines are asked."""
+    """The reference's answer, computed once for all engines."""
     config = HYBRID if hybrid else EVERYWHERE
     reference, memory = StepReference(read_model(config).model, tiny.weights(config)), Kept()
     new, answer = list(tokens), list[int]()
@@ -57,7 +59,7 @@ def answered(hybrid: bool, tokens: tuple[int, ...], count: int) -> list[int]:
 async def collect(
     core: EngineCore, tokens: Sequence[int], params: SamplingParams = GREEDY
 ) -> tuple[list[int], int]:
-    """Tokens of the answer, and how many of the prompt were in the cache."""
+    """Tokens of the answer, and the number of prompt tokens that were in the cache."""
     generation = core.generate(tokens, params)
     return [event.token async for event in generation], generation.stats.cached_tokens
 
@@ -67,7 +69,7 @@ def nothing_held(core: EngineCore) -> bool:
 
 
 class Most:
-    """Remembers the most pages that a group had in use."""
+    """Records the most pages that a group had in use."""
 
     def __init__(self, core: EngineCore) -> None:
         table, take = core.scheduler.table, core.scheduler.table._take
@@ -124,7 +126,7 @@ async def test_a_pool_smaller_than_a_window_bounds_the_context_as_if_there_were_
 async def test_requests_that_share_and_wait_for_windows_give_the_same_texts(
     config: dict[str, Any], pipelined: bool
 ) -> None:
-    """Eight requests, of which some begin alike, in pools that hold two or three of them."""
+    """Eight requests, some of which begin alike, in pools that hold two or three of them."""
     shared = prompt(150, 9)
     prompts = [prompt(length, length) for length in (30, 200, 90, 301)]
     prompts += [[*shared, *prompt(length, length)] for length in (5, 33, 90, 140)]

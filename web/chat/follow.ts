@@ -22,9 +22,13 @@ export class Follow {
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
-  /** Scrolls a page up (−1) or down (1), for keyboard users. */
+  /** Scrolls a page up (−1) or down (1), for keyboard users. The last page down goes to the very end. */
   page(pages: number): void {
-    this.scroller.scrollBy({ top: pages * this.scroller.clientHeight * 0.9 });
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    if (pages > 0 && scrollHeight - scrollTop <= 2 * clientHeight) this.toEnd();
+    else this.scroller.scrollBy({ top: pages * clientHeight * 0.9 });
+    // The event of this scroll comes with the next frame: text that grows before it would undo the key.
+    this.#scrolled();
   }
 
   #scrolled(): void {

@@ -25,7 +25,7 @@ interface Scenario {
   readonly name: string;
   readonly description: string;
   readonly config: {
-    /** By group; a number alone: of a single group without a window. */
+    /** Pages by group; a plain number is for a single group without a window. */
     readonly pages: number | number[];
     readonly page_size: number;
     readonly slots: number;
@@ -119,7 +119,7 @@ function stateOf(table: SequenceTable): unknown {
   };
 }
 
-/** As Python orders lists. */
+/** Compares lists in Python's order. */
 function compare(a: readonly number[], b: readonly number[]): number {
   for (let i = 0; i < Math.min(a.length, b.length); i++) if (a[i] !== b[i]) return (a[i] ?? 0) - (b[i] ?? 0);
   return a.length - b.length;

@@ -19,7 +19,7 @@ class FakeSource {
   constructor(private readonly events: readonly AnswerEvent[]) {}
 
   generate(request: GenerateRequest) {
-    // Fails as postMessage would on what cannot be sent.
+    // Fails like postMessage for values that cannot be sent.
     this.requests.push(structuredClone(request));
     const events = new Channel<AnswerEvent>();
     for (const event of this.events) events.put(event);

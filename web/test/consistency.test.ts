@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import { parseManifest } from "../src/artifact/reader.js";
 
-/** Manifests that Python refuses too (tests/unit/test_consistency_vectors.py). */
+/** Manifests that Python rejects too (tests/unit/test_consistency_vectors.py). */
 const VECTORS = new URL("../../tests/vectors/format/consistency.json", import.meta.url);
 
 interface Vectors {
@@ -10,7 +10,7 @@ interface Vectors {
   readonly cases: readonly Case[];
 }
 
-/** A value that is put at a place of the manifest. `names`: what the refusal has to say. */
+/** A value that replaces another in the manifest. `names`: words that the error must contain. */
 interface Case {
   readonly name: string;
   readonly at: readonly (string | number)[];

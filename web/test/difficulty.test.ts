@@ -18,7 +18,7 @@ interface Vectors {
   }[];
 }
 
-/** What Python says, recorded by tests/vectors/routing/record_difficulty.py. */
+/** Python's results, recorded by tests/vectors/routing/record_difficulty.py. */
 const VECTORS = read("tests/vectors/routing/difficulty.json") as Vectors;
 const MODEL = read("routing/difficulty/model.json") as DifficultyModel;
 

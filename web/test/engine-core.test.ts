@@ -16,7 +16,7 @@ interface Answer {
 }
 
 interface Options extends SamplingOptions {
-  /** Ends the answer after as many tokens, as a stop string would. */
+  /** Ends the answer after this many tokens, as a stop string would. */
   readonly endAfter?: number;
   readonly onToken?: (count: number) => void;
 }
@@ -78,7 +78,7 @@ describe("engine core", () => {
     const jobs = Array.from({ length: 12 }, (_, i) => prompt(5 + i, i));
     const answers = await Promise.all(jobs.map((tokens) => generate(core, tokens, { max_tokens: 50 })));
     expect(answers.map(({ tokens }) => tokens)).toEqual(jobs.map((job) => expectedTokens(job, 50)));
-    // A prompt is computed once; what was computed again shows as more rows than tokens.
+    // A prompt is computed once; if it was computed again, there are more rows than tokens.
     expect(backend.runs.filter(({ name }) => name === "step").length).toBeGreaterThan(50);
   });
 
@@ -216,7 +216,7 @@ describe("engine core", () => {
     const backend = new FakeBackend();
     backend.cannotRun = "sample";
     const core = new EngineCore(backend, NO_END);
-    // Both are in one step, which needs the function for the one of them alone.
+    // Both are in one step, and only one of them needs the function.
     const [sampled, plain] = await Promise.allSettled([
       generate(core, prompt(5), { temperature: 1 }),
       generate(core, prompt(5), { max_tokens: 6 }),

@@ -27,7 +27,7 @@ function generate(core: EngineCore, tokens: number[], options: SamplingOptions =
   });
 }
 
-/** Longer than a page, with a beginning in common, more of them than slots; one is sampled with a seed. */
+/** Prompts longer than a page with a common beginning, more than there are slots; one is sampled with a seed. */
 const JOBS = [
   { tokens: prompt(41), seed: null },
   { tokens: [...prompt(41).slice(0, 30), ...prompt(9, 3)], seed: null },
@@ -44,7 +44,7 @@ function run(core: EngineCore): Promise<PromiseSettledResult<number[]>[]> {
   return Promise.allSettled(answers);
 }
 
-/** Every answer is that of an engine without faults, or a refusal that names the device. */
+/** Checks that every answer equals that of an engine without faults, or is an error that names the device. */
 function check(results: PromiseSettledResult<number[]>[], when: string): void {
   for (const [i, result] of results.entries()) {
     const { tokens, seed } = JOBS[i] ?? { tokens: [], seed: null };
@@ -93,7 +93,7 @@ describe("a step that fails", () => {
     if (!step) throw new Error("nothing was scheduled");
     scheduler.launched(step);
     scheduler.read(step);
-    // Somebody else sees the last page of `one`, so that it is copied before it is written.
+    // Another sequence shares the last page of `one`, so the page is copied before it is written.
     const shared = one.sequence && table.fork(one.sequence);
     if (!one.sequence || !shared) throw new Error("no slot is free");
     const tail = one.sequence.held[0]?.pages[1];
@@ -123,7 +123,7 @@ describe("logits that are not finite", () => {
     await expect(lost).rejects.toBeInstanceOf(DeviceError);
     for (const [i, answer] of answers.entries())
       expect(await answer).toEqual(expectedTokens(others[i] ?? [], 12));
-    // The engine goes on, and what it keeps of the failed request is sound.
+    // The engine continues, and the pages that it keeps of the failed request are valid.
     backend.notFinite = () => false;
     expect(await generate(core, bad, { max_tokens: 9 })).toEqual(expectedTokens(bad, 9));
   });

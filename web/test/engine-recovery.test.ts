@@ -10,7 +10,7 @@ import { expectedTokens, FakeBackend } from "./support/fake-backend.js";
 const SHAPE = { pageSize: 4, slots: 4, pages: 60, contextLength: 96 };
 const COUNT = 8;
 
-/** A device that fails. Every answer that an engine gives over such is that of a device that does not. */
+/** A device that fails. An engine over such devices must give the answers of a device that does not. */
 class Weak extends FakeBackend {
   disposed = false;
   #left: Error | null = null;
@@ -18,7 +18,7 @@ class Weak extends FakeBackend {
   constructor(
     /** Runs until the device is lost. */
     private life: number,
-    /** Rows of the largest step that there is memory for: as it runs, or as it is compiled. */
+    /** Rows of the largest step for which there is memory when it runs, or when it is compiled. */
     private readonly room: { readonly run?: number; readonly compile?: number } = {},
     shape: Partial<typeof SHAPE> = {},
   ) {
@@ -275,7 +275,7 @@ describe("a prompt that takes more than a step", () => {
     }
     expect(seen[0]).toBe(told.length);
     told.length = 0;
-    expect(await generate(core, tokens)).toEqual(expected); // what is left of it takes a step
+    expect(await generate(core, tokens)).toEqual(expected); // the rest of the prompt takes a step
     expect(told).toEqual([]);
   });
 });

@@ -1,4 +1,4 @@
-/** What a program can know of a failure: its code, kept from the worker to the page. */
+/** Errors for programs: the code of a failure is kept from the worker to the page. */
 
 import { readdirSync, readFileSync } from "node:fs";
 import { afterEach, describe, expect, test, vi } from "vitest";
@@ -30,7 +30,7 @@ import { sampleManifest } from "./support/manifest.js";
 const SOURCE = new URL("../src/", import.meta.url);
 const text = (path: string): string => readFileSync(new URL(path, SOURCE), "utf8");
 
-/** The union as it is written. */
+/** The members of the union, read from its source. */
 function codes(): string[] {
   const union = /export type ErrorCode =([^;]*);/.exec(text("protocol/errors.ts"))?.[1] ?? "";
   return [...union.matchAll(/\| "([a-z-]+)"/g)].map(([, code]) => code ?? "").sort();

@@ -5,7 +5,7 @@ import { Executor } from "../src/worker/gpu/executor.js";
 import { Faults } from "../src/worker/gpu/faults.js";
 import { Pipelines } from "../src/worker/gpu/pipelines.js";
 
-/** A WebGPU device that only tells of its own loss and errors. */
+/** A WebGPU device that only reports its own loss and errors. */
 class SpokenDevice extends EventTarget {
   lose: (info: { reason: string; message: string }) => void = () => undefined;
   readonly lost = new Promise((resolve) => {

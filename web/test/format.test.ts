@@ -2,12 +2,12 @@ import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 import { type BufferFacts, buffersFor } from "./support/buffers.js";
 
-/** What Python makes of the table of buffers too (tests/unit/test_format.py). */
+/** The table of buffers that Python also computes (tests/unit/test_format.py). */
 const VECTOR = new URL("../../tests/vectors/format/buffers.json", import.meta.url);
 
 interface Vector {
   readonly facts: Omit<BufferFacts, "ropes" | "weights"> & {
-    /** How many each table of rotations has. */
+    /** The number of frequencies of each rotation table. */
     readonly frequencies: Readonly<Record<string, number>>;
   };
   readonly buffers: unknown;

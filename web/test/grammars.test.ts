@@ -1,4 +1,4 @@
-/** Grammars in their own worker, as nearfar/node has it: what they take, what they refuse, how they end. */
+/** Grammars in their own worker, as in nearfar/node: texts that they accept and reject, and how they end. */
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -12,7 +12,7 @@ import { follow } from "../src/worker/parts/follow.js";
 import { Grammars } from "../src/worker/session/grammars.js";
 import { builtPackage } from "./support/built.js";
 
-/** What every engine takes and refuses; the Python engine and the server replay the same. */
+/** Texts that every engine accepts and rejects; the Python engine and the server replay the same vectors. */
 interface Vector {
   readonly name: string;
   readonly format: object;
@@ -25,7 +25,7 @@ const vectors = JSON.parse(
   readFileSync(new URL("../../tests/vectors/grammars.json", import.meta.url), "utf8"),
 ) as Vector[];
 const END = 256;
-/** It had not ended after 45 s. */
+/** A grammar whose compilation had not ended after 45 s. */
 const HOSTILE: Grammar = { kind: "regex", text: "(([a-z]{0,300}){0,300}){0,10}" };
 let folder = "";
 let started = 0;
@@ -40,10 +40,10 @@ function start(): GrammarPort {
   };
 }
 
-/** As nearfar/here has it, where there are no workers. */
+/** Starts grammars as nearfar/here does, without workers. */
 const startHere = async () => follow;
 
-/** A token for each byte, and one that ends. */
+/** Grammars over a vocabulary with a token for each byte, and an end token. */
 function bytes(limitMs?: number, ends: readonly number[] = [END], begin: StartGrammars = start): Grammars {
   return new Grammars(begin, { size: 257, bytesOf: (token) => Uint8Array.of(token), ends }, limitMs);
 }
@@ -120,7 +120,7 @@ describe("a worker that fails", { timeout: 60_000 }, () => {
   });
 
   test("compiles what nobody waits for: it is ended, and keeps no other request waiting", async () => {
-    // What it takes is more than this test has.
+    // Compiling it takes longer than this test may.
     const grammars = bytes(600_000);
     const way = await grammars.follow(schema);
     for (const when of ["while it compiles", "before its turn"]) {

@@ -1,4 +1,4 @@
-/** Requests whose next tokens are not known yet: they wait, and no other does. */
+/** Requests whose next tokens are not known yet wait, and do not hold up others. */
 
 import { expect, test } from "vitest";
 import { DeviceLostError } from "../src/protocol/errors.js";
@@ -18,7 +18,7 @@ function only(...tokens: number[]): Uint32Array<ArrayBuffer> {
   return words;
 }
 
-/** Lets an answer be the tokens of a list; each is told when `release` has been called, or at once. */
+/** Makes an answer consist of the tokens of a list; each is known after a call of `release`, or at once. */
 class Listed implements Constraint {
   readonly allowed: Uint32Array<ArrayBuffer>;
   readonly seen: number[] = [];

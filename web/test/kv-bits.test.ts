@@ -1,4 +1,4 @@
-/** Caches of 8 and 4 bits: which program is taken, and what its pages weigh. */
+/** Caches of 8 and 4 bits: the chosen program, and the bytes of its pages. */
 
 import { describe, expect, test } from "vitest";
 import type { Program } from "../src/artifact/manifest.js";

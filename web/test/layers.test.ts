@@ -1,7 +1,7 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
-/** What biome.json lets each room import; biome checks the imports themselves. */
+/** The imports that biome.json allows each room; biome checks the imports themselves. */
 const { overrides } = JSON.parse(read("../biome.json")) as {
   readonly overrides: readonly {
     readonly includes: readonly [string];

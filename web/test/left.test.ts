@@ -2,7 +2,7 @@ import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { hasLeft, noteLeft, watchLeaving } from "../src/page/left.js";
 import { Kept, type NoteFile } from "../src/worker/store/kept.js";
 
-/** What the pages of an origin share; the rest is plain properties, as in browsers. */
+/** Storage that the pages of an origin share; other names are plain properties, as in browsers. */
 class SharedStorage {
   [key: string]: unknown;
 }

@@ -1,4 +1,4 @@
-/** What becomes of an engine whose worker dies, hangs or loses its device, and what a program hears of it. */
+/** An engine whose worker dies, hangs or loses its device, and the errors that a program gets. */
 
 import { afterEach, describe, expect, test, vi } from "vitest";
 import { type Engine, openEngine } from "../src/page/client.js";
@@ -10,13 +10,13 @@ import { CARD as SAMPLE, STATS } from "./support/card.js";
 
 const CARD = { ...SAMPLE, contextLength: 100 };
 
-/** The worker's side of the line: loads at once, and answers how many messages it was given. */
+/** The worker's side: it loads at once, and answers with the number of messages that it was given. */
 class LineWorker implements WorkerPort {
   readonly got: ToWorker[] = [];
   terminated = false;
-  /** Says nothing any more, as a worker in an endless loop. */
+  /** Sends nothing any more, like a worker in an endless loop. */
   hangs = false;
-  /** Lives, and never comes to an end with what is asked. */
+  /** Is alive, but never finishes a request. */
   busy = false;
   readonly #hear: ((event: { readonly data: FromWorker }) => void)[] = [];
   readonly #fail: ((event: { readonly message: string }) => void)[] = [];
@@ -89,7 +89,7 @@ async function ask(engine: Engine, messages: readonly { role: string; content: s
 }
 
 const pending = Symbol("pending");
-/** All that waits for nothing has happened. */
+/** Waits until all pending callbacks have run. */
 const soon = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 const now = <T>(promise: Promise<T>): Promise<T | typeof pending> =>
   Promise.race([promise, soon().then((): typeof pending => pending)]);
@@ -294,7 +294,7 @@ describe("options that mean nothing", () => {
 });
 
 describe("a conversation that outgrows its context", () => {
-  // 20 tokens a message; 75 of 100 for the prompt.
+  // A message has 20 tokens; the prompt may have 75 of 100.
   const system = { role: "system", content: "Be brief." } as const;
   const long = [system, ...TURN, ...TURN, LAST];
 

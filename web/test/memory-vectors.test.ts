@@ -4,7 +4,7 @@ import { parseManifest } from "../src/artifact/reader.js";
 import { DeviceError } from "../src/protocol/errors.js";
 import { planMemory } from "../src/worker/device/memory.js";
 
-/** Plans that Python makes too (tests/unit/test_memory_vectors.py). */
+/** Memory plans that Python also makes (tests/unit/test_memory_vectors.py). */
 const VECTORS = new URL("../../tests/vectors/memory/plans.json", import.meta.url);
 
 interface Vectors {

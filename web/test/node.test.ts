@@ -8,7 +8,7 @@ import { afterAll, beforeAll, expect, test } from "vitest";
 import { builtPackage } from "./support/built.js";
 import { toyWasm } from "./support/toy-wasm.js";
 
-/** nearfar/node as it is built, in a Node of its own. */
+/** The built nearfar/node, in a Node process of its own. */
 let entry = "";
 let folder = "";
 
@@ -27,7 +27,7 @@ beforeAll(async () => {
 }, 180_000);
 afterAll(() => rm(folder, { recursive: true, force: true }));
 
-/** What a program with `createEngine` and the toy's folder prints, once it has ended by itself. */
+/** The output of a program with `createEngine` and the toy's folder, after it has ended by itself. */
 async function run(code: string): Promise<unknown> {
   const toy = JSON.stringify(join(folder, "toy"));
   await put(

@@ -1,4 +1,4 @@
-/** Schemas of tools' arguments, as tests/unit/test_tool_parameters.py has them. */
+/** Schemas of tools' arguments; tests/unit/test_tool_parameters.py has the same tests. */
 
 import { expect, test } from "vitest";
 import { mayBeObject } from "../src/protocol/parameters.js";

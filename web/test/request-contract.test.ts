@@ -1,4 +1,4 @@
-/** What every engine refuses and takes, by the vectors that Python's engine and the server pass too. */
+/** Requests that every engine accepts and rejects, by the vectors that Python's engine and the server pass. */
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";

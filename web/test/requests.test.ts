@@ -1,4 +1,4 @@
-/** What a web app asks of the engine, as JavaScript can: nothing of it is ignored. */
+/** Requests of web apps in JavaScript, without types: no field is ignored. */
 
 import { describe, expect, test } from "vitest";
 import { Engine, WorkerLink } from "../src/page/client.js";
@@ -40,7 +40,7 @@ function engine(): { worker: FakeWorker; engine: Engine } {
 
 const HELLO = [{ role: "user", content: "hello" }];
 
-/** What JavaScript, or a spread object, gives without the compiler's leave. */
+/** A request with fields that the compiler would not allow, as from JavaScript or a spread object. */
 function chat(fields: Record<string, unknown>): Promise<unknown> {
   return engine().engine.chat.completions.create({
     messages: HELLO,

@@ -1,4 +1,4 @@
-/** OpenAI's Responses API over chat completions, by the vectors that Python's engine and the server pass too. */
+/** OpenAI's Responses API over chat completions, by the vectors that Python's engine and the server pass. */
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
@@ -77,7 +77,7 @@ test.each(cases)(
   },
 );
 
-/** An engine that says what it was asked, and whether its stream was left. */
+/** An engine that records its requests, and whether its stream was abandoned. */
 function echoing(): { readonly engine: Answerer; readonly asked: object[]; left: number } {
   const made = { asked: [] as object[], left: 0 };
   const create = async (request: object): Promise<AsyncIterable<unknown>> => {

@@ -393,7 +393,7 @@ describe("the device fails", () => {
     async (own) => {
       device.failAfter = 9;
       const made = client({ policy: { hedge_seconds: 0 } });
-      // As often as it is asked: nobody else may answer.
+      // Every attempt goes to it: nobody else may answer.
       for (let i = 0; i < 3; i++)
         await expect(streamed(made, { x_nearfar: own })).rejects.toThrow("The GPU device was lost");
       made.device = null;

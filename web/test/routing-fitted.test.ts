@@ -33,7 +33,7 @@ afterEach(async () => {
   await cloud.stop();
 });
 
-/** A router whose probabilities before the first token and after three tokens are far on one side. */
+/** A router whose probabilities, before the first token and after three tokens, are near 0 or 1. */
 function routerOf(hard: boolean, doubtful: boolean, change: Partial<RouterModel> = {}): RouterModel {
   const flat = (features: readonly string[], bias: number): RouterModel["prompt"] => {
     const none = features.map(() => 0);

@@ -75,7 +75,7 @@ test.each(SCRIPTS.map(({ file, script }) => [`${file}: ${script.name}`, script] 
   },
 );
 
-/** What sides that are scripted cannot play, or only by chance. */
+/** Words of events that scripted sides cannot produce, or only by chance. */
 const UNPLAYED = ["silent", "barred", "low", "left", "unwatched", "connection"];
 
 function partsOf({ steps }: Script): Record<Side, string[][]> {

@@ -1,4 +1,4 @@
-/** The privacy contract: what is private stays on the device, in every seam. Python passes the same cases. */
+/** The privacy contract: private texts stay on the device, in every part. Python passes the same cases. */
 
 import { readFileSync } from "node:fs";
 import type { AddressInfo } from "node:net";
@@ -20,7 +20,7 @@ import { FakeDevice } from "./support/sides.js";
 
 const LONG = "Dear diary, the word for my account is quokka, and nobody may know it.";
 const SHORT = "pin quokka";
-// Letters: digits stand in ids and times by chance.
+// The secret has only letters, because digits occur in ids and times by chance.
 const SECRET = "quokka";
 const CASES = new URL("../../tests/vectors/routing/privacy.json", import.meta.url);
 const QUIET: PolicyOptions = { mode: "prefer_cloud", retry: { attempts: 0 }, timeouts: { connect: 5 } };
@@ -52,7 +52,7 @@ const text = readFileSync(CASES, "utf8")
   .replaceAll("LONG", JSON.stringify(LONG).slice(1, -1))
   .replaceAll("SHORT", SHORT);
 
-/** A cloud that answers nobody and remembers that somebody came. */
+/** A cloud that never answers, and records connections. */
 let cloud: Server;
 let touched: number;
 
@@ -130,7 +130,7 @@ async function answered(client: HybridClient, messages: readonly Message[], turn
   return chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("");
 }
 
-/** Whether a request of the case is private only by the text of one before. */
+/** Whether a request of the case is private only because of an earlier request's text. */
 function earlier({ touched, turns }: Case): boolean {
   const unsaid = turns.filter((turn) => !JSON.stringify(turn).includes('"private":true'));
   return !touched && unsaid.some((turn) => turn.expect !== "refused");

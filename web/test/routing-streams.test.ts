@@ -64,7 +64,7 @@ describe("waiting", () => {
     const alive = within(peer, 5, late);
     const silent = within(never, 5, late);
     const ended = expect(silent).rejects.toThrow("suspended");
-    // The clock went on, the timers did not.
+    // The clock has advanced, the timers have not.
     vi.setSystemTime(Date.now() + 60_000);
     await vi.advanceTimersByTimeAsync(5000);
     await vi.advanceTimersByTimeAsync(1000);

@@ -13,7 +13,7 @@ import type { RouterModel } from "../src/routing/router-model.js";
 import { Speeds } from "../src/routing/speed.js";
 import type { CloudState, Decision, DeviceState, RouteRequest } from "../src/routing/types.js";
 
-/** The cases and scenarios that Python passes too; tests/vectors/routing/record.py writes them. */
+/** The cases and scenarios that Python also passes; tests/vectors/routing/record.py writes them. */
 const VECTORS = new URL("../../tests/vectors/routing/", import.meta.url);
 
 interface Case {
@@ -25,7 +25,7 @@ interface Case {
   readonly decision: Decision;
 }
 
-/** What the operations take; each has some of these. */
+/** Arguments of the operations; each operation has some of them. */
 interface Args {
   readonly attempt: number;
   readonly conversation: string | null;
@@ -146,7 +146,7 @@ const MACHINES: Record<string, (config: Config) => Machine> = {
   },
 };
 
-/** Numbers to 1e-9, for exp and log may differ in their last bit between languages. */
+/** Rounds numbers to 1e-9, because exp and log may differ in their last bit between languages. */
 function rounded(value: unknown): unknown {
   if (typeof value === "number") return Number(value.toPrecision(9));
   if (Array.isArray(value)) return value.map(rounded);
@@ -172,7 +172,7 @@ describe.each(Object.keys(MACHINES))("%s", (file) => {
   });
 });
 
-/** What `fitted.ts` must judge and refuse as Python does. */
+/** Routers that `fitted.ts` must judge and reject as Python does. */
 interface Routers {
   readonly router: RouterModel;
   readonly cases: readonly {

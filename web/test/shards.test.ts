@@ -151,7 +151,7 @@ describe("shards", () => {
         const start = parts ? Number(/bytes=(\d+)-/.exec(range ?? "bytes=0-")?.[1]) : 0;
         if (start > 0) response.writeHead(206, { "content-range": `bytes ${start}-4999/5000` });
         else response.writeHead(200, { "content-length": 5000 });
-        // Parts break three times, whole files once.
+        // Downloads of parts break three times, those of whole files once.
         if (attempt >= (parts ? 3 : 1)) return response.end(bytes.subarray(start));
         return response.write(bytes.subarray(start, start + 1500), () =>
           setTimeout(() => response.socket?.destroy(), 30),
@@ -169,7 +169,7 @@ describe("shards", () => {
 
   const whole: readonly (string | undefined)[] = [undefined, "bytes=1500-", undefined];
   test.each<[string, number, Record<string, string>, number, typeof whole]>([
-    // As of a bucket with plain CORS headers, which a page of another origin sees without this header.
+    // A page of another origin does not see this header of a bucket with plain CORS headers.
     ["a part whose place is not told", 206, {}, 1500, [undefined, "bytes=1500-"]],
     ["another part, whose place is not told", 206, {}, 1000, whole],
     ["another part", 206, { "content-range": "bytes 1000-4999/5000" }, 1000, whole],
@@ -205,7 +205,7 @@ describe("shards", () => {
       };
       let stalls = false;
       const onProgress = ({ loaded }: ShardProgress): void => {
-        // Once the shard waits for more, and the one before has come.
+        // At this time the shard waits for more bytes, and the previous one is complete.
         if (loaded % 5000 !== 1500 || loaded < 5000 || stalls) return;
         stalls = true;
         setImmediate(() => vi.advanceTimersByTime(SILENCE_MS));
@@ -279,7 +279,7 @@ describe("shards", () => {
 });
 
 describe("a file that comes in parts", () => {
-  /** A directory in memory, of what BegunFile asks of one. */
+  /** A directory in memory with the methods that BegunFile uses. */
   class Directory {
     readonly files = new Map<string, number[]>();
     written = 0;
@@ -353,7 +353,7 @@ describe("a file that comes in parts", () => {
     directory.files.set("sha.begun", Array(50).fill(255));
     const begun = await directory.open();
     expect(begun?.read(100)?.received).toBe(50);
-    // The server begins at the start, with more than was there.
+    // The server starts from the beginning, with a longer file than before.
     begun?.goOnFrom(0);
     begun?.extend(bytes, 80);
     begun?.extend(bytes, 100);

@@ -11,7 +11,7 @@ import { Share } from "../src/shared/share.js";
 const CARD = { name: "toy", contextLength: 100, adapter: "none", features: [] } as unknown as ModelCard;
 const URL_OF = new URL("http://x/toy/");
 
-/** One end of a line in this turn, which hears what the test says. */
+/** One end of a connection, which receives what the test sends, in the same turn of the event loop. */
 class Line<In, Out> {
   readonly heard: In[] = [];
   onMessage: (message: In) => void = () => undefined;
@@ -68,7 +68,7 @@ async function join(share: Share, patience = 4): Promise<WorkerLink> {
   return link;
 }
 
-/** One of each kind of question, under way. */
+/** Starts one request of each kind. */
 function askAll(link: WorkerLink): Promise<unknown>[] {
   const prompt = { kind: "text" as const, text: "q" };
   const answer = link.generate({ prompt, n: 1, logprobs: null, options: {} });
@@ -76,7 +76,7 @@ function askAll(link: WorkerLink): Promise<unknown>[] {
   return [answer.events.take(), vectors.events.take(), link.stats(), link.count(prompt), link.profile({})];
 }
 
-/** What came of each: an error's code. */
+/** The results: the codes of errors. */
 async function codesOf(asked: readonly Promise<unknown>[]): Promise<unknown[]> {
   const all = await Promise.allSettled(asked);
   return all.map((one) => {
@@ -154,7 +154,7 @@ describe("a shared engine", () => {
     workers[0].hang();
     const asked = codesOf([...askAll(first), ...askAll(second)]);
     await vi.advanceTimersByTimeAsync(5000);
-    // Until it is known whether it lives, nobody is given it.
+    // No page gets the worker until it is known to be alive.
     const third = join(share);
     await vi.advanceTimersByTimeAsync(6000);
     expect(await asked).toEqual([...FAILED, ...FAILED]);

@@ -18,7 +18,7 @@ test("the package stays small", () => {
   expect(files).toBeLessThanOrEqual(MOST_FILES);
 });
 
-/** Off by no more than a kilobyte and a half: what is said stays true while small things come and go. */
+/** Kilobytes by which a documented size may be off, so that small changes keep the pages true. */
 const NEAR = 1.5;
 
 test("the pages tell the sizes as they are", () => {

@@ -1,5 +1,5 @@
 /**
- * What a chat template is given, and which one a conversation gets. Python's halves:
+ * The input of a chat template, and the choice of the template for a conversation. Python's tests:
  * tests/unit/test_templates.py, tests/unit/test_chat_templates.py.
  */
 

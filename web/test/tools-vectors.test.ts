@@ -33,12 +33,12 @@ interface Reading {
     readonly calls_only?: boolean;
     readonly loose?: boolean;
     readonly cut?: boolean;
-    /** What each piece makes certain, and the end. */
+    /** The fragments that each piece of text, and then the end, make certain. */
     readonly fragments?: readonly object[];
   }[];
 }
 
-/** As the vectors write them: neighbours of one kind joined. */
+/** Fragments in the form of the vectors: neighbours of the same kind joined. */
 function eventsOf(fragments: readonly Fragment[]): object[] {
   const made: Record<string, unknown>[] = [];
   let call = { name: "", arguments: "" };
@@ -144,7 +144,7 @@ interface Messages {
 
 const MESSAGES = vectors<Messages>("messages");
 
-/** With the arguments of calls as JavaScript reads their JSON. */
+/** The events, with arguments of calls as JavaScript reads their JSON. */
 function withoutExact(told: object): unknown {
   const text = JSON.stringify(told, (_, value) =>
     value instanceof Exact ? (JSON.parse(writeExact(value.value)) as unknown) : value,

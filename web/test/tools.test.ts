@@ -90,7 +90,7 @@ describe("tools on the device", () => {
     expect(JSON.parse(wrong.message.tool_calls?.[0]?.function.arguments ?? "")).toEqual({
       city: expect.stringMatching(/^(Oslo|Rome)$/),
     });
-    // Required calls may come after reasoning, which this model would not end.
+    // Required calls may come after reasoning, but this model would never end its reasoning.
     const begun = "<tool_call>No.";
     const { message, finish_reason } = await ask(begun, {
       tools: [WEATHER],

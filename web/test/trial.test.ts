@@ -12,7 +12,7 @@ import { sampleManifest } from "./support/manifest.js";
 /** The programs of two classes, in two precisions. */
 const able = programsNamed("integrated-f16", "integrated-f32", "discrete-f16", "discrete-f32");
 
-/** A file that outlives its readers, as the browser's does; and what was written to it, in order. */
+/** A file that outlives its readers, like the browser's; `written` has its contents in order. */
 class Notes implements NoteFile {
   readonly texts: string[] = [];
   /** Set to make every later write fail. */
@@ -38,17 +38,17 @@ interface Faults {
   readonly lost?: readonly string[];
   readonly full?: readonly string[];
   readonly large?: readonly string[];
-  /** Why what they are made of cannot be read. */
+  /** Programs whose files cannot be read, with the errors. */
   readonly absent?: Readonly<Record<string, Error>>;
-  /** What their steps throw, with nothing amiss on the device. */
+  /** Errors that the steps of programs throw although the device works. */
   readonly thrown?: Readonly<Record<string, Error>>;
   /** Programs whose logits are not finite. */
   readonly wrong?: readonly string[];
 }
 
 /**
- * A device in plain code. Programs in `lost` take it down, those in `full` find no room, and those in `large`
- * room for a trial only.
+ * A device in plain code. Programs in `lost` make it lost, programs in `full` have no room, and programs in
+ * `large` have room for a trial only.
  */
 class FakeStage implements TrialStage {
   isGone = false;

@@ -30,7 +30,7 @@ function under(folder: string, { files }: ToyArtifact): [string, Uint8Array][] {
   return [...files].map(([path, bytes]) => [`${folder}${path}`, bytes]);
 }
 
-/** A session of one thread, with what it told while it was loaded. */
+/** Loads a session of one thread, with the progress that it reported. */
 async function load(
   files: ReadonlyMap<string, Uint8Array> = artifact.files,
   settings: LoadSettings = {},
@@ -77,7 +77,7 @@ function expected(prompt: string, count = 30): string {
     .join("");
 }
 
-/** What collects all garbage, at once. */
+/** A function that collects all garbage at once. */
 function collector(): () => void {
   setFlagsFromString("--expose-gc");
   return runInNewContext("gc") as () => void;
@@ -85,7 +85,7 @@ function collector(): () => void {
 
 const characterOf = (token: number): string => String.fromCharCode(token + 31);
 
-/** A prompt whose answer has neither of the tokens that the toy's kernels dislike. */
+/** A prompt whose answer has neither of the tokens at which the toy's kernels fail. */
 function harmless(from: string): string {
   const isHarmless = (prompt: string): boolean =>
     ![TRAPS, REFUSED].some((token) => expected(prompt).includes(characterOf(token)));
@@ -150,10 +150,10 @@ describe("a model in WebAssembly", () => {
       expect(await ask(session, `${prompt}${characterOf(token)}`)).toMatch(named);
       expect(await neighbour).toMatch(named);
       expect(await ask(session, prompt)).toBe(expected(prompt));
-      // Nothing of the broken memory is found again.
+      // No page of the failed memory is found again.
       expect(session.stats().last?.cachedTokens).toBe(0);
       session.dispose();
-      // The figures are those of the memory now, also after it was made again.
+      // The figures are those of the present memory, also after it was made again.
       expect(session.stats()).toMatchObject({ reopened: 1, threads: 0, wasmBytes: 0 });
     },
   );
@@ -204,7 +204,7 @@ describe("a model in WebAssembly", () => {
     session.dispose();
   });
 
-  /** Makes memories of more than `most` bytes impossible, as a browser that is short of it does. */
+  /** Makes memories of more than `most` bytes impossible, as in a browser that is short of memory. */
   function limitMemory(most: number): void {
     const { Memory } = WebAssembly;
     class Limited extends Memory {
@@ -302,7 +302,7 @@ describe("a model in WebAssembly", () => {
 describe("a folder with artifacts for both backends", () => {
   const AMPLE = { maxStorageBuffersPerShaderStage: 8, maxStorageBufferBindingSize: 2 ** 27 };
 
-  /** A browser with one adapter, which tells `info` of itself and opens no device. */
+  /** A browser with one adapter, which has this `info` and opens no device. */
   function stubGpu(info: Partial<GPUAdapterInfo>, limits: object = AMPLE): void {
     const described = { vendor: "", architecture: "", device: "", description: "", isFallbackAdapter: false };
     const requestDevice = async (): Promise<never> => {

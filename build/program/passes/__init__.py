@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.s_tir import dlight
 
+from nearfar.build.program.passes.activations import rules
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
 from nearfar.build.program.passes.project import Bundled, FuseProjection
@@ -50,7 +51,9 @@ def compile_flow(kernels: Kernels, bundled: Bundled, *, gpu: bool) -> list[Named
             CombineInMatmul(kernels),
         ),
         NamedPass(
-            "legalize", "whatever is left of Relax's own operators becomes TIR", relax.transform.LegalizeOps()
+            "legalize",
+            "whatever is left of Relax's own operators becomes TIR",
+            relax.transform.LegalizeOps(rules(kernels.formulas)),
         ),
         NamedPass("annotate", "classify TIR functions for fusion", relax.transform.AnnotateTIROpPattern()),
         NamedPass("fuse-ops", "group what can run in one kernel", relax.transform.FuseOps()),

@@ -71,7 +71,7 @@ def glm(facts: Facts) -> None:
 
 
 def hunyuan(facts: Facts) -> None:
-    """Hunyuan, whose constant `alpha` is in the base of frequencies already."""
+    """Hunyuan. The base of frequencies in its files already contains the constant `alpha`."""
     facts.config["model_type"] = "hunyuan_v1_dense"
     facts.config["attention_bias"] = facts.has("attn_q.bias")
 
@@ -92,7 +92,7 @@ def arcee(facts: Facts) -> None:
 
 
 def seeing(facts: Facts) -> None:
-    """The text model of Qwen 2-VL, 2.5-VL and 3-VL; what is about images changes nothing in a text."""
+    """The text model of Qwen 2-VL, 2.5-VL and 3-VL; settings of images do not change a text."""
     facts.config["model_type"] = {"qwen2vl": "qwen2", "qwen3vl": "qwen3"}[facts.config["model_type"]]
     facts.read.given("rope.dimension_sections")
     facts.read.given("n_deepstack_layers")
@@ -133,7 +133,7 @@ def gpt_oss(facts: Facts) -> None:
 
 
 def lfm2_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of an LFM2 file with one number of heads of keys; `lfm2` reads that of each layer."""
+    """Replace the list of key heads by layer of an LFM2 file by one number; `lfm2` reads the list."""
     heads = given.get("attention.head_count_kv")
     if not isinstance(heads, list) or not heads or not all(type(count) is int for count in heads):
         return dict(given)
@@ -162,8 +162,8 @@ def lfm2(facts: Facts) -> None:
 
 
 def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a Gemma 4 file with one size where it has one for each layer: that of layers with a window.
-    `gemma4` reads the others under their own names.
+    """Replace each list of sizes by layer of a Gemma 4 file by the size of its layers with a window. `gemma4`
+    reads the other sizes under their own names.
     """
     out = dict(given)
     for key in ("attention.head_count_kv", "feed_forward_length"):

@@ -28,7 +28,7 @@ class _Mixer:
 
 
 def keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a file with one size where it has one for each layer: the largest. `<key>.each` has all."""
+    """Replace each list of sizes by layer by its largest size; the list itself is kept as `<key>.each`."""
     out = dict(given)
     for key in BY_LAYER:
         if isinstance(out.get(key), list) and out[key]:
@@ -65,11 +65,11 @@ def granite_hybrid(facts: Facts, multipliers: Callable[[Facts], None]) -> None:
 
 
 def nemotron_h(facts: Facts) -> None:
-    """Nemotron-H, of whose least dt the files say nothing: llama.cpp has no bound."""
+    """Nemotron-H. Its files do not give the least dt, for which llama.cpp has no bound."""
     config = facts.config
     types = _types(facts, ("mamba", "attention", "mlp"))
     mixer = _mixer(facts, types)
-    facts.read.given("attention.layer_norm_epsilon")  # of another layer, which only models with experts have
+    facts.read.given("attention.layer_norm_epsilon")  # only the layers of experts read it
     bias = facts.has("ssm_in.bias", mixer.first)
     config |= {
         "model_type": "nemotron_h", "layers_block_type": types, "layer_norm_epsilon": config["rms_norm_eps"],
@@ -96,7 +96,7 @@ def falcon_h1(facts: Facts) -> None:
 
 
 def _types(facts: Facts, kinds: tuple[str, ...]) -> list[str]:
-    """The type of each layer: one that has heads of keys attends, one that has an MLP of its own is that."""
+    """The type of each layer: attention where it has heads of keys, an MLP where it has an MLP's width."""
     read, layers = facts.read, facts.config["num_hidden_layers"]
 
     def each(key: str) -> list[int]:

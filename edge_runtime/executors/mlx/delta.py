@@ -1,10 +1,7 @@
-"""The gated delta rule (nearfar.step.ops.Delta) in chunks of rows, by products of matrices.
+"""The gated delta rule (nearfar.step.ops.Delta) as a recurrence (recurrence.py).
 
-S is the state before a chunk, G_r the sum of the logarithms of decay up to row r, β_r its rate, and d_r what
-row r adds along k_r:
+With β_r the rate of a row, its change d_r is what the state lacks of v_r:
     (I + A) d = β · (v − e^G · Sᵀk)   with A_ri = β_r · e^(G_r − G_i) · (k_i·k_r) for i < r
-    out_r = e^G_r · Sᵀq_r + Σ_{i≤r} e^(G_r − G_i) · (k_i·q_r) · d_i
-    S ← e^G_n · S + Σ_i e^(G_n − G_i) · k_i ⊗ d_i
 That is the WY form of Yang et al., "Parallelizing Linear Transformers with the Delta Rule" (2024). I + A is
 inverted by blocks of 1, 2, 4 … rows: its products are as stable as substitution row by row, which would be a
 launch for each row.
@@ -19,9 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.calls import Arrays
-
-CHUNK = 64
-"""The most rows of a chunk."""
+from nearfar.edge_runtime.executors.mlx.recurrence import CHUNK, Chunk, recurrence
 
 
 @dataclass(frozen=True)
@@ -53,34 +48,13 @@ class Gated:
         return mx.tile(x, (each, 1, 1)) if self.tiled else mx.repeat(x, each, axis=0)
 
 
-def gated_delta(state: mx.array, parts: Arrays) -> tuple[mx.array, mx.array]:
-    """See calls.Rule; `parts` as Gated makes them."""
-    found, rows = [], parts[0].shape[2]
-    for start in range(0, rows, CHUNK):
-        out, state = _chunk(state, *(part[:, :, start : start + CHUNK] for part in parts))
-        found.append(out)
-    return found[0] if len(found) == 1 else mx.concatenate(found, axis=2), state
+def _change(chunk: Chunk, v: mx.array, rate: mx.array) -> mx.array:
+    added = rate * (v - chunk.read(chunk.keys))
+    return added if v.shape[2] == 1 else _inverse(rate * chunk.alike(chunk.keys)) @ added
 
 
-def _chunk(
-    state: mx.array, q: mx.array, k: mx.array, v: mx.array, decay: mx.array, rate: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Rows of a chunk: states [heads, B, key_dim, value_dim], q, k, v [heads, B, T, …], the rest
-    [heads, B, T].
-    """
-    rate, keys = mx.expand_dims(rate, -1), k.swapaxes(-1, -2)
-    if k.shape[2] == 1:
-        state = state * mx.expand_dims(mx.exp(decay), -1)
-        state = state + keys * (rate * (v - k @ state))
-        return q @ state, state
-    sums = mx.cumsum(decay, axis=-1)
-    grown, total = mx.expand_dims(mx.exp(sums), -1), sums[..., -1:]
-    lower = _lower(k.shape[2])
-    shrunk = mx.exp(mx.where(lower, mx.expand_dims(sums, -1) - mx.expand_dims(sums, -2), -mx.inf))
-    added = _inverse(rate * shrunk * (k @ keys)) @ (rate * (v - grown * (k @ state)))
-    out = grown * (q @ state) + (shrunk * (q @ keys)) @ added
-    kept = keys * mx.expand_dims(mx.exp(total - sums), -2)
-    return out, mx.expand_dims(mx.exp(total), -1) * state + kept @ added
+gated_delta = recurrence(_change)
+"""See calls.Rule; parts as Gated makes them."""
 
 
 def _inverse(a: mx.array) -> mx.array:
@@ -90,12 +64,6 @@ def _inverse(a: mx.array) -> mx.array:
     for between in _blocks(rows):
         inverse = inverse - inverse @ (a * between) @ inverse
     return inverse
-
-
-@functools.lru_cache(maxsize=2 * CHUNK)
-def _lower(rows: int) -> mx.array:
-    """Whether column i ≤ row r."""
-    return mx.array(np.tri(rows, dtype=bool))
 
 
 @functools.lru_cache(maxsize=2 * CHUNK)

@@ -23,7 +23,7 @@ from nearfar.edge_runtime.executors.mlx.results import Results
 from nearfar.edge_runtime.executors.mlx.rope import Rope
 from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, View, lay_out
 from nearfar.edge_runtime.executors.mlx.weights import LoadedWeights
-from nearfar.edge_runtime.executors.planned import check_pages, place
+from nearfar.edge_runtime.executors.planned import check_pages, put
 from nearfar.errors import ArtifactError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
@@ -90,9 +90,7 @@ class MlxExecutor:
             with self._working():
                 self._results.write(buffer, data, row)
             return
-        target = self._host[buffer]
-        start = place(buffer, target.shape, target.dtype, data, row, column)
-        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
+        put(self._host[buffer], buffer, data, row, column)
 
     def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
         """See Executor.prepare. MLX compiles its kernels when they first run."""

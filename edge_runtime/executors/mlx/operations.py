@@ -14,6 +14,7 @@ import mlx.core as mx
 from nearfar.edge_runtime.executors.mlx.calls import HEADS, Arrays, Made, Part, Run, Value, whole
 from nearfar.edge_runtime.executors.mlx.delta import Gated, gated_delta
 from nearfar.edge_runtime.executors.mlx.reading import Reading
+from nearfar.edge_runtime.executors.mlx.ssm import StateSpace, state_space
 from nearfar.edge_runtime.executors.mlx.stacks import Pairs
 from nearfar.step import ops
 from nearfar.step.operation import Op
@@ -98,6 +99,21 @@ def delta(r: Reading, op: ops.Delta) -> Value:
     return r.calls.add(delta, state.kv_heads * state.head_dim)
 
 
+def ssm(r: Reading, op: ops.Ssm) -> Value:
+    state = r.caches[op.state]
+    space = StateSpace(state.kv_heads, op.groups, state.depth, op.least, op.most)
+    a_log, dt_bias, skip = mx.split(whole(r.weights.vector(op.terms, mx.float32)), 3)
+    skip = skip[:, None, None]
+    x, dt = (r.wide(r.whole(name)).at for name in (op.x, op.dt))
+
+    def ssm(made: Made, run: Run) -> Arrays:
+        parts = space.parts(made[x], made[dt], a_log, dt_bias)
+        out = run.recur(op.state, parts, state_space) + skip * parts[2]
+        return (mx.flatten(out.swapaxes(0, 1), -2, -1),)
+
+    return r.calls.add(ssm, state.kv_heads * state.head_dim)
+
+
 def glu(r: Reading, op: ops.Glu) -> Value:
     x = r.values[op.x]
     half = sum(part.width for part in x) // 2
@@ -158,6 +174,7 @@ def experts(r: Reading, op: ops.Experts) -> Value:
         for name, stack in ((op.gate_up_bias, first), (op.down_bias, last))
     ]
     glu = r.do.glu(op.activation) if op.clamp is None else r.do.clamped(*op.clamp)
+    act = None if op.gated else r.do.act(op.activation)
     wide = r.do.wide or (lambda x: x)
     at, (chosen_at, weights_at) = r.narrow(r.whole(op.x)).at, (part.at for part in r.values[op.route])
 
@@ -167,8 +184,8 @@ def experts(r: Reading, op: ops.Experts) -> Value:
         hidden = first(pairs.rows(made[at]), pairs)
         if biases[0] is not None:
             hidden = hidden + biases[0][pairs.experts]
-        gate, up = mx.split(hidden, 2, axis=-1)
-        out = last(glu(gate, up), pairs)
+        hidden = glu(*mx.split(hidden, 2, axis=-1)) if act is None else act(hidden)
+        out = last(hidden, pairs)
         if biases[1] is not None:
             out = out + biases[1][pairs.experts]
         out = mx.unflatten(pairs.ordered(wide(out)), 0, chosen.shape)
@@ -194,6 +211,7 @@ OPERATIONS: Mapping[type[Op], Callable[[Reading, Any], Value]] = {
     ops.Attend: attend,
     ops.Conv: conv,
     ops.Delta: delta,
+    ops.Ssm: ssm,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,
@@ -205,8 +223,6 @@ OPERATIONS: Mapping[type[Op], Callable[[Reading, Any], Value]] = {
     ops.Logits: logits,
     ops.Embedding: embedding,
 }
-REFUSED: Mapping[type[Op], str] = {ops.Ssm: "has no state space"}
-"""Operations without a function; a build refuses models that have them."""
 
 
 def _append(r: Reading, op: ops.RopeAppend, keys: Value, values: Value) -> None:

@@ -17,8 +17,8 @@ from nearfar.edge_runtime.executors.mlx import attention
 from nearfar.edge_runtime.executors.mlx.rows import Reach
 from nearfar.edge_runtime.executors.mlx.tensors import Parts, Tensor
 from nearfar.format.buffers import of_cache
+from nearfar.step import shapes
 from nearfar.step.ops import Attend
-from nearfar.step.shapes import Parts as Kept
 
 FIRST_PAGES = 64
 """The pages of a new cache: MLX has no memory that is free until its first use."""
@@ -43,7 +43,7 @@ class Shape(Protocol):
         ...
 
     @property
-    def parts(self) -> Kept:
+    def parts(self) -> shapes.Parts:
         """What the cache keeps."""
         ...
 

@@ -16,7 +16,7 @@ from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.onnx.past import LaidOut, PagedPast
 from nearfar.edge_runtime.executors.onnx.sampling import SamplerRow, greedy, logprobs, sample
 from nearfar.edge_runtime.executors.onnx.spans import Batch, batches
-from nearfar.edge_runtime.executors.planned import Layout, place
+from nearfar.edge_runtime.executors.planned import Layout, put
 from nearfar.errors import ArtifactError, DeviceError, OutOfMemory
 from nearfar.format.buffers import keys, page_table, values
 from nearfar.format.manifest import Program
@@ -65,9 +65,7 @@ class OnnxExecutor:
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
         """See Executor.write. Only write_pages writes the cache's pages."""
-        target = self._buffer(buffer)
-        start = place(buffer, target.shape, target.dtype, data, row, column)
-        target.reshape(-1)[start : start + data.size] = data.reshape(-1)
+        put(self._buffer(buffer), buffer, data, row, column)
 
     def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
         """See Executor.prepare. ONNX Runtime makes its kernels when the session is opened."""

@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, Tag, field_validator
 
 from nearfar.edge_runtime.openai.label_odds import Odds, label_odds
 from nearfar.edge_runtime.openai.responses.asking import ITEMS, messages_of, with_one_system
+from nearfar.edge_runtime.tools.messages import TEXTS
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Question, Scores
 from nearfar.fallback_server.http.apis.asking import Record, known_of
@@ -190,10 +191,18 @@ def questions_of(body: DecisionRequest, before: Seq[Message]) -> list[Question]:
 
 
 def input_messages(body: DecisionRequest) -> list[Record]:
-    """Return the input as messages of a chat completion. Raises RequestError for an item by reference."""
+    """Return the input as messages of a chat completion. Raises RequestError for an item by reference, and
+    for a part other than text.
+    """
     if not isinstance(body.input, str) and any(isinstance(item, ReferenceItem) for item in body.input):
         raise RequestError("decisions refer to no stored items: send the items themselves", "input")
-    return with_one_system(messages_of(items_of(body.input)))
+    messages = with_one_system(messages_of(items_of(body.input)))
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part.get("type") not in TEXTS:
+                raise RequestError(f"decisions take text input only, not {part.get('type')!a:.40}", "input")
+    return messages
 
 
 def _asked(before: Seq[Message], question: str) -> tuple[Message, ...]:
@@ -213,12 +222,12 @@ def decision(body: DecisionRequest, model: str, scores: Scores) -> Record:
         sums = [sum(each) for each in scores.found[at]]
         neutral = None if body.neutral is None else [sum(each) for each in scores.found[count + at]]
         answers.append(_answer(asked, label_odds(scores.labels[at], sums, neutral)))
-    usage = {
+    usage = {  # an answer counts as one output token, as in vLLM; no text is generated
         "input_tokens": scores.tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": 0,
+        "output_tokens": count,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": scores.tokens,
+        "total_tokens": scores.tokens + count,
     }
     return {"model": model, "answers": answers, "usage": usage}
 

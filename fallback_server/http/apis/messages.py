@@ -26,6 +26,7 @@ from nearfar.fallback_server.http.fields import (
     Strict,
     few,
     many,
+    within,
 )
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, Thinking
 from nearfar.format.requests import MAX_STOPS, MAX_TOOLS
@@ -188,8 +189,8 @@ class MessageRequest(CountRequest):
 
     max_tokens: int = Field(ge=1, le=2**31 - 1)
     stream: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: float | None = within("temperature")
+    top_p: float | None = within("top_p")
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     stop_sequences: Annotated[list[Stop], many(MAX_STOPS), few(MAX_STOPS)] | None = None
     metadata: Annotated[Any, SILENT] = None

@@ -23,6 +23,7 @@ from nearfar.fallback_server.http.fields import (
     Strict,
     few,
     many,
+    within,
 )
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SamplingFields
 from nearfar.format.requests import MAX_TOOLS
@@ -36,7 +37,7 @@ class Options(SamplingFields):
     """
 
     place = "options."
-    repeat_penalty: float | None = Field(None, gt=0, le=100)
+    repeat_penalty: float | None = within("repetition_penalty")
     num_predict: int | None = Field(None, ge=-2, le=2**31 - 1)
 
     @property

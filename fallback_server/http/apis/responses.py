@@ -22,6 +22,7 @@ from nearfar.fallback_server.http.fields import (
     Strict,
     few,
     many,
+    within,
 )
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
@@ -209,7 +210,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     input: str | Annotated[list[Item], many(MAX_MESSAGES), few(MAX_MESSAGES)] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = within("repetition_penalty")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Annotated[list[ToolItem], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None

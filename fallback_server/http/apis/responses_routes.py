@@ -18,7 +18,7 @@ from nearfar.fallback_server.http.errors import ApiError
 
 
 def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
-    """Add the routes to /v1. `kept`: the store of responses; None stores none."""
+    """Add the routes to /v1. `kept`: the store of responses; with None no response is stored."""
 
     @api.post("/responses", response_model=None)
     async def create(body: ResponseRequest, request: Request) -> Response:

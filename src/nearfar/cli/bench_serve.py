@@ -110,7 +110,8 @@ def serve(
         Path | None, _option("Figures", "--html", "Write a page with plots to this file.")
     ] = None,
 ) -> None:
-    """Put load on a server and measure TTFT, TPOT, throughput and goodput. Ctrl-C ends it with what there is.
+    """Put load on a server and measure TTFT, TPOT, throughput and goodput. Ctrl-C ends the run and shows the
+    figures so far.
 
     Prompts are made of words whose cost in the server's own tokens is measured first. The server must bear
     the load alone: run this on another machine, or keep in mind that it takes some of this one.

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from nearfar.build.first_look import first_look
-from nearfar.build.options import GROUP_SIZE, PACKED, QUANT, BuildOptions, Quality
+from nearfar.build.options import GROUP_SIZE, QUANT, QUANTIZED, BuildOptions, Quality
 from nearfar.build.targets import target_names
 from nearfar.cli.progress import Bars, importing, telling
 from nearfar.errors import BuildError
@@ -49,7 +49,7 @@ def build(
         typer.Argument(
             help="A Hugging Face model, as a local directory or as a hub id such as "
             "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file, as a path or as owner/name-GGUF:Q4_K_M. "
-            f"Weights that are quantized already keep their codes, in these formats: {', '.join(PACKED)}."
+            f"Weights that are quantized already keep their codes, in these formats: {', '.join(QUANTIZED)}."
         ),
     ],
     out: Annotated[

@@ -88,7 +88,7 @@ def load(
     on_device: OnDevice = ON_DEVICE,
     trust: Trust = LOAD.trust,
 ) -> None:
-    """Check a snapshot, show what it holds, load it; with a prompt, answer. Only the answer goes to
+    """Check a snapshot, show its contents, and load it; with a prompt, also answer. Only the answer goes to
     stdout.
     """
     params = sampled.params()

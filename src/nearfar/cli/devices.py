@@ -21,7 +21,7 @@ Limits = Annotated[bool, typer.Option("--limits", help="Show the limits of each 
 
 
 def devices(as_json: AsJson = False, limits: Limits = False) -> None:
-    """List the devices that artifacts of each target would run on here, the one that is taken by default
+    """List the devices of this machine on which artifacts of each target would run, the default device
     first.
     """
     found = {target: _list(target) for target in device_names()}

@@ -17,7 +17,7 @@ from nearfar.store.entries import Entry, Store
 def list(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the models of the store, what was used last first."""
+    """List the models of the store, the most recently used first."""
     store = Store()
     store.clear_removed()
     entries = [*store.entries(), *store.unfinished()]

@@ -60,7 +60,7 @@ def pull(
     adapter: Adapter = None,
 ) -> None:
     """Get a model and build it into the store, where `nearfar run`, `chat`, `web` and `serve` find it by its
-    name. What is there already is not built again; a download that was cut goes on where it ended.
+    name. An artifact that exists is not built again; an interrupted download continues where it ended.
     """
     console, store = Console(stderr=True), Store()
     named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]

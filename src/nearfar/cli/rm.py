@@ -17,7 +17,7 @@ def rm(
         list[str], typer.Argument(help="Names in the store (nearfar list).", show_default=False)
     ],
 ) -> None:
-    """Remove models from the store. What was downloaded stays in the hub's own cache."""
+    """Remove models from the store. Their downloaded checkpoints stay in the hub's own cache."""
     store = Store()
     store.clear_removed()
     unfinished = store.unfinished()

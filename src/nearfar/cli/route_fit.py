@@ -35,7 +35,7 @@ def fit(
         typer.Option(min=0, help="The cloud's price of a million prompt tokens, if the records have none."),
     ] = None,
     price_out: Annotated[
-        float | None, typer.Option(min=0, help="Its price of a million tokens of answers.")
+        float | None, typer.Option(min=0, help="The cloud's price of a million answer tokens.")
     ] = None,
 ) -> None:
     """Fit a router to outcomes: it learns from what the device's model shows about a prompt, and about the

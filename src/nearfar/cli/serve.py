@@ -124,14 +124,14 @@ def serve(
         _option("Engine", "--auto-policy", "The routing policy for auto, as JSON (docs/routing.md)."),
     ] = None,
     vllm_command: Annotated[
-        str, _option("Engine", "--vllm-command", "vllm: its program, also of another environment.")
+        str, _option("Engine", "--vllm-command", "vllm: the program to start, also of another environment.")
     ] = VLLM.command,
     vllm_option: Annotated[
         list[str] | None,
         _option(
             "Engine",
             "--vllm-option",
-            "vllm: an option for it, such as --vllm-option=--max-model-len=8192; may be repeated.",
+            "vllm: an option for vLLM, such as --vllm-option=--max-model-len=8192; may be repeated.",
         ),
     ] = None,
     upstream_priorities: Annotated[
@@ -140,7 +140,7 @@ def serve(
             "Engine",
             "--upstream-priorities",
             "The upstream servers take priority (vLLM with --scheduling-policy priority, nearfar): requests "
-            "carry their key's.",
+            "carry the priority of their key.",
         ),
     ] = UPSTREAM.priorities,
     ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray

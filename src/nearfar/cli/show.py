@@ -21,8 +21,8 @@ def show(
     name: Name,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the card of a model: licence, context, chat template and the variables that it knows, sampling
-    where nothing is said, the tokens that end an answer, where it comes from.
+    """Show the card of a model: licence, context length, chat template with its variables, sampling defaults,
+    end tokens, origin.
     """
     entry = Store().require(name)
     artifact = Artifact.open(next(iter(entry.targets.values())))

@@ -240,13 +240,17 @@ def _products(side: Side, tiling: Tiling, buf: Buffers, tiles: Expr) -> None:
 
 def _hidden(job: Experts, buf: Buffers, gate_up: Expr, slot: Expr, expert: Expr, i: Expr, count: int) -> Expr:
     """Some hidden values of a slot, from value i on."""
-    gate, up = (v.some(gate_up, [slot, i + at], count) for at in (0, job.inner))
+    starts = (0, job.inner) if job.gated else (0,)
+    made = [v.some(gate_up, [slot, i + at], count) for at in starts]
     if job.gate_up_bias:
-        begin = T.Bind(expert * (2 * job.inner) + i)
-        gate, up = (
+        begin = T.Bind(expert * (len(starts) * job.inner) + i)
+        made = [
             T.Bind(value + v.some(buf["gate_up_bias"], [begin + at], count))
-            for value, at in ((gate, 0), (up, job.inner))
-        )
+            for value, at in zip(made, starts, strict=True)
+        ]
+    if not job.gated:
+        return T.Bind(ACTIVATIONS[job.activation](made[0]))
+    gate, up = made
     if job.clamp is None:
         return T.Bind(ACTIVATIONS[job.activation](gate) * up)
     alpha, limit = job.clamp

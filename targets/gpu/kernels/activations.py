@@ -48,6 +48,11 @@ def sigmoid_product(value, inner):
     return value / (T.float32(1) + T.exp(-inner))
 
 
+def softplus(value):
+    """ln(1 + exp(value))."""
+    return T.max(value, T.float32(0)) + T.log(T.float32(1) + T.exp(-T.max(value, -value)))
+
+
 def gelu_tanh(value):
     """0.5·x·(1 + tanh(u)) = x·sigmoid(2u), u = √(2/π)·(x + 0.044715·x³)."""
     inner = value * (T.float32(1) + T.float32(0.044715) * value * value)

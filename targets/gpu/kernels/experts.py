@@ -26,7 +26,6 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     placed_code,
     scale_and_bias,
     scale_shape,
-    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -78,9 +77,9 @@ class Column:
         lost = T.float32(top_code_offset(self.matrix.bits))
         return code + T.Select(e == self.units.inputs - 1, lost, T.float32(0))
 
-    def scaled(self, word, column, products, inputs):
+    def scaled(self, w1, group, column, products, inputs):
         """The sum of a group, from its sum of codes times inputs and its sum of inputs."""
-        scale, bias = scale_and_bias(self.matrix, word, column)
+        scale, bias = scale_and_bias(self.matrix, w1, group, column)
         return scale * products + bias * inputs
 
     def input(self, x, row, at):
@@ -108,8 +107,7 @@ class Column:
                     T.buffer_store(part, part[0] + self.value(word, e) * part[2], [0])
                     T.buffer_store(part, part[1] + part[2], [1])
             if self.matrix.quantized:
-                pair = T.Bind(scale_word(self.matrix, w1, g, column))
-                T.buffer_store(part, self.scaled(pair, column, part[0], part[1]), [0])
+                T.buffer_store(part, self.scaled(w1, g, column, part[0], part[1]), [0])
             T.buffer_store(acc, acc[which] + part[0], [which])
 
 
@@ -130,13 +128,15 @@ def experts(job: Experts) -> Staged:
 
 def _hidden(job: Experts, words):
     """Hidden value `column` of a pair."""
-    m, top, k, inner = job.m, job.top, job.k, job.inner
+    m, top, k, inner, halves = job.m, job.top, job.k, job.inner, 1 + job.gated
     column = Column.of(job.gate_up)
     units = column.units
     codes_shape, dtype, scales_shape = column.shapes
     names = ["x", "route", *["w0", "w1"][: len(words)], *["bias"] * job.gate_up_bias, "out"]
 
-    def gated(gate, up):
+    def hidden(gate, up):
+        if not job.gated:
+            return activated(job.activation, gate)
         if job.clamp is None:
             return activated(job.activation, gate) * up
         return sigmoid_product(gate, T.float32(job.clamp[0]) * gate) * (up + T.float32(1))
@@ -169,15 +169,15 @@ def _hidden(job: Experts, words):
                         if at[1] < 0:
                             out[by, at[0]] = T.float32(0)
                         else:
-                            for half in T.serial(2):
+                            for half in T.serial(halves):
                                 acc[half] = T.float32(0)
-                                at[2] = (at[1] * 2 + half) * inner + at[0]
+                                at[2] = (at[1] * halves + half) * inner + at[0]
                                 column.add(acc, half, part, word, at, x, by // top, w0, w1)
                                 if job.gate_up_bias:
                                     acc[half] = acc[half] + bias[at[2]]
                             acc[0] = bounded(acc[0], False)
                             acc[1] = bounded(acc[1], True)
-                            out[by, at[0]] = gated(acc[0], acc[1])
+                            out[by, at[0]] = hidden(acc[0], acc[1])
 
     return select(kernel, names, "experts_hidden")
 

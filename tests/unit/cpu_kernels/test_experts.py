@@ -1,4 +1,4 @@
-"""The choice of experts, and their gated MLPs, of the CPU target against NumPy."""
+"""The CPU target's routing to experts, and their gated MLPs, against NumPy."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from nearfar.kernels.jobs import Experts, Route
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 from tests.support.gpu_jobs import experts
 from tests.support.job_reference import PLAIN
+from tests.support.turns import share
 
 ROUTES = [
     Route(1, 4, 2), Route(4, 64, 8, normalize=0.0), Route(16, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
@@ -26,14 +27,15 @@ ROUTES = [
 ]  # fmt: skip
 
 
-EXPERTS = [
+ALIKE = [experts(m, 8, 2, (128, 64, 128), 4, 64, activation="gelu_tanh") for m in (1, 4, 64)]
+EXPERTS = [*ALIKE, *share([
     *(experts(m, 6, 2, (48, 20, 44), bits) for bits in (16, 32) for m in (1, 4, 64)),
     *(experts(m, 5, 3, (64, 96, 40), 4, 32, gate_up_bias=True, down_bias=True, clamp=(1.702, 1.0))
       for m in (1, 16)),
-    *(experts(m, 8, 2, (128, 64, 128), 4, 64, activation="gelu_tanh") for m in (1, 4, 64)),
     experts(4, 3, 3, (32, 32, 19), 5, 32, down_bias=True), experts(16, 2, 1, (64, 64, 32), 8, 32),
     experts(1, 40, 8, (32, 33, 16), 32, gate_up_bias=True, activation="relu2"),
-]  # fmt: skip
+    experts(4, 5, 2, (64, 96, 40), 4, 32, gate_up_bias=True, activation="relu2", gated=False),
+], 2)]  # fmt: skip
 LARGE = experts(1, 12, 3, (512, 640, 512), 4, 64)
 """Experts of many pages of memory each."""
 
@@ -62,7 +64,7 @@ def test_of_equal_experts_the_first_are_chosen(jobs: CpuJobs) -> None:
 
 @pytest.mark.parametrize("job", EXPERTS, ids=lambda job: job.label)
 def test_experts(jobs: CpuJobs, job: Experts) -> None:
-    """The rows have random experts, then all the same experts, then none."""
+    """The rows have random experts, then all the same experts, then no experts."""
     inputs = inputs_of(job, np.random.default_rng(job.m))
     tolerance = 6e-4 if job.down.quantized or job.gate_up.quantized else 5e-6  # two products, see test_linear
     jobs.check(job, inputs, tolerance)
@@ -73,8 +75,8 @@ def test_experts(jobs: CpuJobs, job: Experts) -> None:
 
 
 def test_a_row_is_the_same_alone_and_among_others(jobs: CpuJobs) -> None:
-    """To the last bit: the text does not depend on the rows of other sequences."""
-    one, _, many = (job for job in EXPERTS if job.activation == "gelu_tanh")
+    """Results are equal to the last bit: a text does not depend on rows of other sequences."""
+    one, _, many = ALIKE
     inputs = inputs_of(many, np.random.default_rng(3))
     whole = jobs.compute(many, inputs)["out"]
     for row in (0, 17, 63):

@@ -1,4 +1,6 @@
-"""Kernels for many rows are one function, whatever their number; the shapes of their arguments say it."""
+"""Kernels for many rows are one function for all numbers of rows; it reads the number from the shapes of its
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def functions(job: Any, unit: Any = HERE) -> dict[str, tirx.PrimFunc]:
 
 
 def compiled(jobs: list[Any], folder: Any, unit: Any = HERE) -> tuple[int, int]:
-    """How many kernels, and how many functions they are."""
+    """The number of kernels, and the number of functions in the library."""
     module = tvm.IRModule({name: func for job in jobs for name, func in functions(job, unit).items()})
     made = compile_objects(module, unit, None, folder)
     assert len(made.files) + len(made.shared) == len(module.functions)
@@ -51,7 +53,7 @@ def rows_of(job: Any, rows: int) -> Any:
 
 @pytest.mark.parametrize("job", OF_STEPS, ids=lambda job: job.label)
 def test_steps_share_their_functions(job, tmp_path):
-    """All of them; of matmuls those of whole tiles."""
+    """All kernels share functions; of matmuls, only those of whole tiles do."""
     kernels, once = compiled([job], tmp_path)
     assert compiled([rows_of(job, rows) for rows in (8, 16, 32, 64, 256)], tmp_path) == (5 * kernels, once)
     few = compiled([rows_of(job, rows) for rows in (1, 2, 4, 16)], tmp_path)
@@ -67,7 +69,9 @@ def test_the_head_is_one_function_whatever_the_step(unit, tmp_path):
 
 
 def test_attention_shares_what_has_the_same_tasks(tmp_path):
-    """A row of a task or several, blocks shared out or not: that is other code, and nothing else is."""
+    """A task with one row or several, and blocks that are distributed or not, are different code; all else is
+    shared.
+    """
     assert compiled([Attend(rows, *PAGED, scale=0.125) for rows in (1, 2)], tmp_path) == (2, 1)
     assert compiled([Attend(rows, *PAGED, scale=0.125) for rows in (64, 256)], tmp_path) == (2, 1)
     assert compiled([Attend(rows, *PAGED, scale=0.125) for rows in (1, 256)], tmp_path) == (2, 2)

@@ -1,36 +1,25 @@
-"""Rows of GGUF's types as the CPU's kernels read them: bit for bit what the gguf package says."""
+"""Rows of GGUF's types as the CPU's kernels read them equal those of the gguf package bit for bit."""
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
-from nearfar.format.scales import ALL, PAIRS
-from nearfar.format.sizes import MAX_STEP
-from nearfar.kernels.jobs import Embed
-from nearfar.kernels.quantized import Matrix
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
+from nearfar.format.scales import ALL
 from tests.support.cpu_jobs import KERNELS, CpuJobs
-from tests.support.gguf_files import KINDS, floats, random_rows
+from tests.support.gguf_rows import OWN_BYTES, block_size, embed_arrays, embed_job
 
-ROWS = 37
 PLAIN = ("Q4_1", "Q5_1", "IQ4_NL", "MXFP4")
 """Types whose scales and offsets are float16 numbers."""
-EXACT = sorted({kind for kind, block in BLOCKS.items() if block.scales != PAIRS}.union(PLAIN))
-
-
-def job(kind: str, k: int) -> Embed:
-    scheme = BLOCKS[kind].scheme(k)
-    assert scheme is not None
-    return Embed(ROWS, Matrix(ROWS, k, scheme.bits, scheme.group_size, scales=scheme.scales))
+EXACT = sorted({*OWN_BYTES, *PLAIN})
 
 
 def widths(kind: str) -> tuple[int, ...]:
     """Rows of several superblocks, and of an odd number of groups where a type has none."""
-    block, _ = gguf.GGML_QUANT_SIZES[KINDS[kind]]
+    block = block_size(kind)
     return (3 * block,) if block > 32 else (32, 160, 192)
 
 
@@ -39,22 +28,13 @@ CASES = [(kind, k) for kind in EXACT for k in widths(kind)]
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    return CpuJobs(tmp_path_factory.mktemp("gguf"), [job(kind, k) for kind, k in CASES])
+    return CpuJobs(tmp_path_factory.mktemp("gguf"), [embed_job(kind, k) for kind, k in CASES])
 
 
 @pytest.mark.parametrize(("kind", "k"), CASES)
 def test_rows_are_those_of_the_file(jobs, kind, k):
-    rows = random_rows(kind, ROWS, k, seed=k)
-    _, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
-    asked = job(kind, k)
-    scheme = BLOCKS[kind].scheme(k)
-    carried = read_rows(kind, rows, size).carried(scheme.bits, kind, scheme.scales)
-    assert (carried.step, carried.rounded) == (0, 0)
-    (packed,) = KERNELS.pack(asked.matrix, carried.rows)
-    tokens = np.zeros(MAX_STEP, np.int32)
-    tokens[:ROWS] = np.arange(ROWS)
-    got = jobs.compute(asked, {"tokens": tokens, "w0": packed})["out"]
-    np.testing.assert_array_equal(got, floats(rows, kind))
+    arrays, expected = embed_arrays(KERNELS, kind, k)
+    np.testing.assert_array_equal(jobs.compute(embed_job(kind, k), arrays)["out"], expected)
 
 
 def test_every_way_of_storing_scales_is_some_types():

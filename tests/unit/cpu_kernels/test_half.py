@@ -1,4 +1,4 @@
-"""Float16 in the cache where a unit has no instruction for it: kernels as for WebAssembly, run here."""
+"""Float16 caches where a vector unit has no instruction for float16: kernels as for WebAssembly, run here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def jobs(tmp_path_factory):
 
 
 def test_what_is_stored_is_rounded_as_numpy_rounds(jobs):
-    """Numbers of every size, halfway between two of float16 as well; beyond the largest they saturate."""
+    """Tests numbers of every size, also halfway between two float16 numbers; numbers beyond the largest
+    saturate.
+    """
     rng = np.random.default_rng(0)
     inputs = inputs_of(APPEND, rng, pages=16)
     inputs["page_table"][...] = np.arange(16).reshape(2, 8)
@@ -45,7 +47,7 @@ def test_what_is_stored_is_rounded_as_numpy_rounds(jobs):
 
 @pytest.mark.parametrize("job", ATTEND, ids=lambda job: job.label)
 def test_attention_reads_it(jobs, job):
-    """Small numbers, below the normal ones, and large."""
+    """Tests small numbers, also below the normal ones, and large ones."""
     inputs = inputs_of(job, np.random.default_rng(1), pages=2 * job.pages_per_slot)
     inputs["page_table"][...] = np.arange(2 * job.pages_per_slot).reshape(2, -1)
     inputs["positions"][: job.m], inputs["slots"][: job.m] = np.arange(job.m) + 70, 0

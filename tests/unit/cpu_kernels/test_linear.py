@@ -1,4 +1,7 @@
-"""Matmuls of the CPU target against NumPy: all bits and groups, all that precedes and follows the product."""
+"""Matmuls of the CPU target against NumPy: all bits and groups, all that precedes and follows the product.
+
+LLVM takes a quarter of a CPU second for a job, so a run compiles a third of them.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from nearfar.targets.cpu.packing import Layout
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.job_reference import ACTIVATIONS
 from tests.support.scales import STORED_AS
+from tests.support.turns import share
 
 
 def linear(m: int, matrix: Matrix, **options: Any) -> Linear:
@@ -27,19 +31,19 @@ def linear(m: int, matrix: Matrix, **options: Any) -> Linear:
 
 
 def tolerance(job: Linear) -> float:
-    """Activations of quantized matmuls have 16 bits, those of dense ones 24."""
+    """Activations of quantized matmuls have 16 bits, activations of dense ones 24."""
     return (2e-4 if job.matrix.quantized else 5e-6) * (3 if job.gate == "relu2" else 1)
 
 
-PLAIN = [
+PLAIN = share([
     *(linear(m, Matrix(48, 256, bits, group), norm=1e-5, residual=True)
       for bits in BITS for m, group in ((1, 16), (1, 32), (1, 64), (1, 128), (16, 16), (16, 64))),
     *(linear(m, Matrix(512, 192, bits, 64), norm=1e-5, residual=True)
       for bits in (4, 5, 8) for m in (4, 6, 64)),
     *(linear(m, Matrix(64, 172, bits), residual=True) for bits in (16, 32) for m in (1, 4, 16, 64)),
     linear(1, Matrix(35, 96, 3, 16), bias=True, residual=True), linear(4, Matrix(35, 96, 5, 16), bias=True),
-]  # fmt: skip
-GATED = [
+], 3)  # fmt: skip
+GATED = share([
     *(linear(m, matrix, norm=1e-6, gate=gate, **options)
       for gate in get_args(Activation)
       for m, matrix, options in (
@@ -47,8 +51,8 @@ GATED = [
           (4, Matrix(344, 64, 16), {"bias": True, "residual": True}), (1, Matrix(42, 128, 6, 32), {}))),
     linear(1, Matrix(344, 128, 8, 32), gate="silu", residual=True),
     linear(16, Matrix(22, 64, 32), gate="silu", bias=True),
-]  # fmt: skip
-HEADS = [
+], 3)  # fmt: skip
+HEADS = share([
     linear(
         m,
         matrix,
@@ -61,7 +65,7 @@ HEADS = [
     for m, x_rows in ((1, 1), (16, 64))
     for softcap in (None, 2.0)
     for matrix in (Matrix(64, 64, 32), Matrix(515, 64, 16), Matrix(515, 64, 4, 32), Matrix(64, 192, 8, 64))
-]
+], 3)  # fmt: skip
 CAPPED = [
     linear(1, Matrix(32, 64, 32), softcap=0.5, residual=True),
     linear(1, Matrix(22, 64, 32), softcap=0.5, residual=True),
@@ -72,7 +76,7 @@ SWEEP = [linear(1, Matrix(2 * 4096, 8, 32), gate=gate) for gate in get_args(Acti
 CAP = linear(1, Matrix(4096, 8, 32), softcap=30.0)
 
 
-STORED = [
+STORED = share([
     *(linear(m, Matrix(n, 512, bits, group, scales=how), norm=1e-5, residual=True)
       for bits, group, how in STORED_AS for n, m in ((35, 1), (48, 16))),
     linear(1, Matrix(48, 96, 5, 32, scales=SYMMETRIC)),
@@ -82,7 +86,7 @@ STORED = [
              norm=1e-5, bias=True) for m in (1, 16)),
     linear(1, Matrix.of([Matrix(24, 256, bits, group, scales=how) for bits, group, how in STORED_AS[:2]]),
            gate="silu", residual=True),
-]  # fmt: skip
+], 3)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,7 @@ def test_softcap_is_that_of_float32(jobs):
 
 @pytest.mark.parametrize(("bits", "group", "how"), [*STORED_AS, (3, 16, PAIRS), (6, 128, PAIRS)])
 def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bits, group, how):
-    """Scales behind the codes of a superblock cost two thirds of the speed of decode."""
+    """With scales after the codes of a superblock, decode would lose two thirds of its speed."""
     layout = Layout(Matrix(16, 512, bits, group, scales=how))
     codes = [
         begin + i

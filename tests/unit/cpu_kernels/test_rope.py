@@ -55,7 +55,9 @@ def name(job: RopeAppend) -> str:
 
 @pytest.mark.parametrize("job", JOBS, ids=name)
 def test_rope_append(jobs, job):
-    """Rows of two sequences and padding: q comes out, keys and values go to their pages, all else stays."""
+    """Rows of two sequences and padding: q is an output, keys and values go to their pages, all else stays
+    unchanged.
+    """
     rng = np.random.default_rng(job.m)
     inputs = inputs_of(job, rng, pages=PAGES, context=CONTEXT)
     inputs["positions"][: job.m] = rng.permutation(CONTEXT)[: job.m]

@@ -11,13 +11,14 @@ from nearfar.kernels.codes import BITS
 from nearfar.kernels.jobs import Embed, Norm
 from nearfar.kernels.quantized import Matrix
 from tests.support.cpu_jobs import CpuJobs, inputs_of
+from tests.support.turns import share
 
-EMBED = [
+EMBED = share([
     *(Embed(4, Matrix(70, 256, bits, group), scale)
       for bits in BITS for group in (16, 32, 64, 128) for scale in (1.0, 22.625)),
     *(Embed(m, Matrix(515, 172, bits), scale) for bits in (16, 32) for m in (1, 64) for scale in (1.0, 0.5)),
     Embed(64, Matrix(35, 96, 5, 16)), Embed(1, Matrix(35, 96, 3, 16)),
-]  # fmt: skip
+], 3)  # fmt: skip
 NORM = [
     *(Norm(m, k, 1e-5, residual=residual)
       for m in (1, 4, 64) for k in (64, 172, 13) for residual in (False, True)),
@@ -34,14 +35,14 @@ def jobs(tmp_path_factory):
 
 @pytest.mark.parametrize("job", EMBED, ids=lambda job: job.label)
 def test_embed(jobs, job):
-    """Exact but for the rounding of float32: the integers that were packed come back."""
+    """Results are exact within the rounding of float32: the packed integers come back."""
     inputs = inputs_of(job, np.random.default_rng(0))
     inputs["tokens"][: min(job.m, 4)] = [0, job.matrix.n - 1, 17, 16][: job.m]
     jobs.check(job, inputs, 3e-7)
 
 
 def test_padding_rows_of_an_embedding_are_finite(jobs):
-    """Whatever token stands there."""
+    """This holds for any token id in a row of padding."""
     job = EMBED[0]
     inputs = inputs_of(job, np.random.default_rng(0))
     inputs["tokens"][:4] = [5, -1, 2**31 - 1, job.matrix.n]

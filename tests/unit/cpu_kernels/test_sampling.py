@@ -1,4 +1,4 @@
-"""From logits to a token on the CPU target, against NumPy (the rules are in docs/artifact.md)."""
+"""Sampling on the CPU target against NumPy (docs/artifact.md has the rules)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_greedy(jobs, vocab):
 
 
 def gumbel(seed: tuple[int, int], counter: int, vocab: int) -> np.ndarray:
-    """docs/artifact.md's noise, in float64."""
+    """The noise of docs/artifact.md in float64."""
     with np.errstate(over="ignore"):
         words = [np.full(vocab, value, np.uint32) for value in (*seed, counter)] + [
             np.arange(vocab, dtype=np.uint32)
@@ -163,7 +163,9 @@ def test_thresholds_among_many_equal_values(jobs):
 
 
 def test_nothing_to_sample_and_little(jobs):
-    """No token that is finite and allowed gives -1; one alone is drawn, and what is not finite never is."""
+    """Without a token that is finite and allowed the result is -1; a single one is always drawn; a logit that
+    is not finite never is.
+    """
     vocab, masked = 5003, np.full((16, 5003), -np.inf)
     masked[1] = np.nan
     masked[2] = np.inf
@@ -220,7 +222,7 @@ def test_sample_follows_the_distribution(jobs):
 
 @pytest.mark.parametrize("vocab", [512, 517, 5003])
 def test_logprobs(jobs, vocab):
-    """Ties, also over groups of tokens."""
+    """Includes ties, also across groups of tokens."""
     rng = np.random.default_rng(3)
     logits = (rng.standard_normal((16, vocab)) * 4).astype(np.float32)
     logits[1, [7, 3, 500]] = 20  # ties: lowest index first

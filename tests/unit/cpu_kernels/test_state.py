@@ -42,7 +42,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> CpuJobs:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
 def test_rows_of_three_sequences_and_padding(jobs: CpuJobs, job: Conv | Delta | Ssm) -> None:
-    """Outputs are those of the reference, and so are the pages; all other pages stay as they are."""
+    """Outputs and written pages equal those of the reference; all other pages stay unchanged."""
     inputs = state_inputs(job, np.random.default_rng(job.m))
     want = reference(job, inputs)
     got = jobs.run(job, inputs | {"out": np.full(job.out[0], 7, np.float32)})

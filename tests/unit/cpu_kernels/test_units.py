@@ -1,4 +1,4 @@
-"""Vector units of the CPU target: those that this machine has compute the same bits."""
+"""The vector units of the CPU target that this machine has compute the same bits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 from tests.support.scales import STORED_AS
-from tests.support.turns import paired
+from tests.support.turns import paired, share
 
 HERE = architecture()
 FIRST = BASELINE[HERE]
 OTHERS = [unit for unit in UNITS.values() if unit.architecture == HERE and unit != FIRST]
-JOBS = [
+JOBS = share([
     *(Linear(m, Matrix(48, 256, bits, group), "float32", "float32", norm=1e-5, residual=True)
       for bits, (m, group) in paired(BITS, ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128)))),
     *(Linear(m, Matrix(40, 256, bits, group, scales=how), "float32", "float32", norm=1e-5)
@@ -32,7 +32,7 @@ JOBS = [
     Linear(16, Matrix(64, 172, 16), "float32", "float32"),
     Linear(1, Matrix(64, 172, 32), "float32", "float32"),
     Embed(4, Matrix(70, 256, 5, 32), 22.625), Norm(4, 172, 1e-5),
-]  # fmt: skip
+], 2)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def other(request, tmp_path_factory):
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
 def test_units_compute_the_same_bits(first, other, job):
-    """One packing serves them all, and sums go through the same partial sums."""
+    """All units use one packing, and add the same partial sums."""
     inputs = inputs_of(job, np.random.default_rng(7))
     np.testing.assert_array_equal(other.compute(job, inputs)["out"], first.compute(job, inputs)["out"])
 

@@ -1,5 +1,5 @@
-"""A request under way is looked at again when its text or its conversation becomes private: nothing takes it
-to the cloud from then on.
+"""A request under way is checked again when its text or its conversation becomes private: from then on
+nothing of it goes to the cloud.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def by_text(router: Router) -> None:
 async def run(
     rig: Rig, became: Became, policy: Policy, before: Callable[[Router], Any], **options: Any
 ) -> tuple[Router, str]:
-    """The text of an answer whose request became private after it was decided."""
+    """The router, and the text of an answer whose request became private after it was decided."""
     router = rig.client(policy, **options).router
     messages = [{"role": "user", "content": f"Is this true? {DIARY}"}]
     plan = await router.plan(hints_of(messages, {**ASK, "max_tokens": 24, "x_nearfar": CONVERSATION}))

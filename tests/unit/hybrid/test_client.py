@@ -1,4 +1,4 @@
-"""The hybrid client over real parts: where requests go, what they cost, what is kept."""
+"""The hybrid client over real parts: where requests go, their costs, and the state that is kept."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_a_prompt_too_long_for_the_device_goes(rig: Rig) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 async def test_formats_go_to_who_can(rig: Rig, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device, where it has the library for grammars."""
+    """Formats go to the device if it has the library for grammars."""
     if not installed:
         monkeypatch.setattr(compiler, "find_spec", lambda name: None)
     for form in ({"type": "regex", "regex": "[a-z]{4}"}, {"type": "grammar", "grammar": 'root ::= "abcd"'}):

@@ -1,4 +1,4 @@
-"""What a hybrid client keeps is written beside its answers, and nothing of it is lost."""
+"""A hybrid client writes its state while answers continue, and loses nothing of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearfar.routing.store import StateFile, StateWriter
 
 
 class Slow(StateFile):
-    """A disk that is asked to hang, and that tells what it was given."""
+    """A disk that can be made to hang, and that records what it was given."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -68,7 +68,7 @@ def test_what_changed_is_kept_when_the_loop_ends_with_nobody_closing(tmp_path: P
 
 
 class _Asked(Exception):
-    """The router has begun to look at a request."""
+    """Raised when the router begins to look at a request."""
 
 
 async def test_a_conversation_is_kept_as_private_before_anything_is_done_with_it(

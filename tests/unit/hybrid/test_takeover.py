@@ -1,4 +1,6 @@
-"""The hybrid client over real parts that fail: who takes over, and that nothing is lost or comes twice."""
+"""The hybrid client over real parts that fail: which side takes over, and that no text is lost or
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ async def test_whatever_a_cloud_answers_the_device_answers_better(
 
 
 async def test_a_cloud_that_cannot_continue_is_not_asked_to(rig: Rig) -> None:
-    """A vendor without continue_final_message gets whole requests only."""
+    """A server without continue_final_message gets whole requests only."""
     expected = await rig.expected()
     cloud = Endpoint(rig.proxy.address, model="tiny", continues=False)
     client = rig.client(replace(QUICK, escalation="continue", monitor=LOW), cloud=cloud)

@@ -14,7 +14,7 @@ from tests.support.cache_vectors import VECTORS, apply, state, table
 
 
 def dump(vector: dict[str, Any]) -> str:
-    """One line a step part, so that a diff shows what moved."""
+    """Format a vector with one line for each part of a step, so that a diff shows the changes."""
     head = {key: vector[key] for key in ("name", "description", "config")}
     lines = [f'  "{key}": {json.dumps(value, ensure_ascii=False)},' for key, value in head.items()]
     steps = []

@@ -1,9 +1,9 @@
-"""What the hand-over scripts are about: rules and events in time. record.py adds what Python's table makes of
-them.
+"""The inputs of the hand-over scripts: rules and events in time. record.py adds the results of Python's
+table.
 
 An event is a line: `KIND SIDE WORDS…`. piece: `3` tokens, `=stop` a finish, `calls` (not plain), `low` (the
-monitor). failed: its code. refused: its parameter, `unwatched`. admitted and barred answer what was asked
-last.
+monitor). failed: its code. refused: its parameter, `unwatched`. admitted and barred answer the last question
+to the router.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the vectors of scenarios.py with what Python makes of them: python -m tests.vectors.routing.record.
+"""Writes the vectors of scenarios.py with Python's results: python -m tests.vectors.routing.record.
 
 Read the diff before committing.
 """
@@ -31,12 +31,14 @@ def write(name: str, items: list[str]) -> None:
 
 
 def record_decisions(name: str, cases: list[dict[str, Any]]) -> None:
-    """One case a line."""
+    """Write one case for each line."""
     write(name, [line({**case, "decision": decision(case)}) for case in cases])
 
 
 def record_router() -> None:
-    """The router; a line for each prompt with its probability and verdict, and for each refused change."""
+    """Write the router; one line for each prompt with its probability and verdict, and one for each rejected
+    change.
+    """
     made = FittedRouter.parse(ROUTER)
     items = []
     for case in cases():
@@ -52,7 +54,7 @@ def record_router() -> None:
 
 
 def record_machine(name: str, scenarios: list[dict[str, Any]]) -> None:
-    """One step a line."""
+    """Write one step for each line."""
     items = []
     for scenario in scenarios:
         run = MACHINES[name](scenario["config"])
@@ -66,7 +68,7 @@ def record_machine(name: str, scenarios: list[dict[str, Any]]) -> None:
 
 
 def record_handover(name: str, scripts: list[dict[str, Any]]) -> None:
-    """One event a line, with its actions."""
+    """Write one event for each line, with its actions."""
     items = []
     for script in scripts:
         actions, outcome = replay(script)

@@ -1,10 +1,10 @@
-"""Records difficulty.json: prompts, and what the Python implementation makes of them. TypeScript must say the
-same to 1e-6.
+"""Records difficulty.json: prompts, and the results of the Python implementation. TypeScript must agree to
+1e-6.
 
     PYTHONPATH=src:. python tests/vectors/routing/record_difficulty.py
 
-A case's prompt is `prompt` repeated `times` times. Run it after the model was trained again, and read what
-changed.
+A case's prompt is `prompt` repeated `times` times. Run it after the model was trained again, and read the
+diff.
 """
 
 from __future__ import annotations

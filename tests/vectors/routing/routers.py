@@ -1,4 +1,4 @@
-"""A fitted router for the vectors: prompts that it judges, and changes that make its file none."""
+"""A fitted router for the vectors: prompts that it judges, and changes that make its file invalid."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BEGINNINGS = (
 
 
 def cases() -> list[dict[str, Any]]:
-    """Prompts with what a model shows about them and about the beginning of its answer."""
+    """Prompts with a model's knowledge about them and about the beginning of its answer."""
     rng = random.Random(41)
 
     def number(low: float, high: float) -> float:

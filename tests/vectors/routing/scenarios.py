@@ -1,4 +1,4 @@
-"""What the vectors are about: inputs only. record.py adds what Python makes of them."""
+"""The inputs of the vectors; record.py adds Python's results."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ DECISIONS = [
 
 
 def random_case(number: int, rng: random.Random) -> Json:
-    """Any state at all."""
+    """A random state."""
 
     def maybe(value: Any) -> Any:
         return None if rng.random() < 0.3 else value
@@ -264,7 +264,7 @@ def _failures(start: float, count: int) -> list[tuple[str, Json]]:
 
 
 def machines() -> dict[str, list[Json]]:
-    """By file: scenarios of one kind of machine."""
+    """Scenarios of each kind of machine, by file."""
     rng = random.Random(5)
     words = [f"w{i}" for i in range(60)]
     return {

@@ -1,8 +1,8 @@
-/** What an app asks beside its story: a format, a tool, an object of the AI SDK, and an answer that it leaves. */
+/** Further requests of an app: a format, a tool, an object of the AI SDK, and an answer that it abandons. */
 
 import { createEngine } from "nearfar";
 import { nearfar } from "nearfar/ai-sdk";
-// The package `ai` in one file: what it imports in turn not every bundler takes without plugins.
+// The package `ai` in one file, because not every bundler takes its imports without plugins.
 import { generateText, jsonSchema, Output } from "./ai.js";
 
 const SCHEMA = {
@@ -18,11 +18,11 @@ const WEATHER = {
     parameters: { type: "object", properties: { city: { enum: ["Oslo", "Rome"] } }, required: ["city"] },
   },
 };
-// The model says what stands between ^ and ~, as far as a grammar lets it.
+// The model answers with the text between ^ and ~, as far as a grammar allows it.
 const messages = [{ role: "user", content: "A pet? ^No.~" }];
 const asked = { messages, max_tokens: 120, temperature: 0 };
 
-/** Puts into the page, as #asked, what the engine's model at `url` answers; or the error, as #failed. */
+/** Puts the answers of the model at `url` into the page as #asked, or the error as #failed. */
 export async function ask(url, options) {
   const engine = await createEngine(url, options);
   const { completions } = engine.chat;
@@ -45,7 +45,7 @@ export async function ask(url, options) {
     output: Output.object({ schema: jsonSchema(SCHEMA) }),
   });
   const left = await leave(completions);
-  // An engine that was left is there for the next request.
+  // After an abandoned answer the engine takes the next request.
   const after = await completions.create({ ...asked, messages: [{ role: "user", content: "^Yes.~" }] });
   await engine.dispose();
   const [{ message, finish_reason }] = called.choices;

@@ -131,7 +131,7 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 180_000 }, () 
     const told = await page.evaluate(async (asked) => {
       const { install } = globalThis.entries.promptApi;
       const installed = install("/toy/");
-      // Chromium's own is there, and has no model here.
+      // Chromium has a LanguageModel of its own, which has no model here.
       const LanguageModel = Reflect.get(globalThis, "LanguageModel") as promptApi.LanguageModelFactory;
       const loaded: number[] = [];
       const monitor = (target: EventTarget): void =>

@@ -1,4 +1,4 @@
-/** Files of the built package that cannot be had: offline, or after a deployment that has others. */
+/** Files of the built package that cannot be loaded: offline, or after a deployment with other files. */
 
 import type { Page } from "playwright-core";
 import { describe, expect, test } from "vitest";
@@ -6,11 +6,11 @@ import { CHROMIUM } from "../support/chromium.js";
 import { enginePage, importPackage } from "../support/engine-page.js";
 import { toyArtifact } from "../support/toy-artifact.js";
 
-/** Seconds that a page's engines may say nothing. */
+/** Seconds that a page's engines may be silent. */
 const PATIENCE = 20;
 const CHUNK = /^dist\/(worker\.js|chunks\/)/;
 
-/** A model whose calls are not JSON: all code that reads calls and asks for them is loaded. */
+/** A model whose calls are not JSON, so that all code for calls is loaded. */
 const CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}";
 const ANSWERS = {
   family: "gemma4",
@@ -20,7 +20,7 @@ const ANSWERS = {
   },
 };
 
-/** What an app may do, each with what came of it: "done", the error's code, or that nothing came. */
+/** Actions of an app with their results: "done", the error's code, or that nothing came. */
 type Told = Readonly<Record<string, string>>;
 
 function useAll(page: Page): Promise<Told> {
@@ -77,7 +77,7 @@ describe.skipIf(!CHROMIUM)("a chunk that cannot be had", { timeout: 240_000 }, (
     expect(whole).toEqual({
       ...{ cachedModels: "done", shared: "done", own: "done" },
       ...{ answer: "done", format: "done", tools: "done", policy: "done", profile: "done" },
-      embeddings: "invalid-request", // what embeds is another model
+      embeddings: "invalid-request", // embeddings need another model
     });
     const chunks = [...new Set(at.server.requests.filter((path) => CHUNK.test(path)))];
     expect(chunks.length).toBeGreaterThan(7);

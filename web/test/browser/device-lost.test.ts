@@ -9,7 +9,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_
   test("reopens a lost device: the answer goes on, and so do later ones", async () => {
     const worker = new URL("dist/worker.js", at.server.url).href;
     const result = await at.page.evaluate(async (url) => {
-      // The device is the worker's own: it is taken away from inside.
+      // Only the worker has the device, so code in the worker destroys it.
       const code = `import "${url}";
         let device;
         const request = GPUAdapter.prototype.requestDevice;
@@ -73,7 +73,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_
     expect(at.server.requests.filter(weights), "from the cache of shards").toHaveLength(3);
   });
 
-  /** Two answers of a worker whose WebGPU is changed by `code`: each one's text as it came, and its error. */
+  /** Two answers of a worker whose WebGPU is changed by `code`: each answer's text so far, and its error. */
   async function withPatch(code: string, prompt: string): Promise<{ text: string; error: string }[]> {
     const worker = new URL("dist/worker.js", at.server.url).href;
     return at.page.evaluate(
@@ -103,7 +103,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_
   }
 
   test("believes no result of a step that the GPU refused", async () => {
-    // Of the submits of an answer one is dropped, as WebGPU does with commands that it has no memory for.
+    // One submit of an answer is dropped, as WebGPU does with commands for which it has no memory.
     const [refused, next] = await withPatch(
       `let device, left = 20;
       const request = GPUAdapter.prototype.requestDevice;
@@ -128,7 +128,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_
   test("goes on with less room where a device that is opened again has no more, and says so", async () => {
     const worker = new URL("dist/worker.js", at.server.url).href;
     const result = await at.page.evaluate(async (url) => {
-      // From the second device on a cache has room for 1/8 of the pages.
+      // From the second device on, the cache has room for 1/8 of the pages.
       const code = `import "${url}";
         let device, opened = 0, whole = 0, isFull = false;
         const request = GPUAdapter.prototype.requestDevice;

@@ -1,4 +1,4 @@
-/** What a page hears of failures in a real browser, and what it can do about them. */
+/** How a page learns of failures in a real browser, and how it can continue. */
 
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";

@@ -1,4 +1,4 @@
-/** WebGPU in Firefox, on a processor that plays a GPU where there is none. */
+/** WebGPU in Firefox, on a software GPU where there is no other. */
 
 import type { Page as Playwright } from "playwright-core";
 import type { Browser } from "puppeteer-core";
@@ -27,10 +27,10 @@ describe.skipIf(!FIREFOX)("WebGPU in Firefox", { timeout: 60_000 }, () => {
   test("answers, follows a format and chooses a program, without waiting for its timer of 100 ms", async () => {
     const page = await browser.newPage();
     await page.goto(server.url.href);
-    // Puppeteer's page has what of Playwright's is used there.
+    // Puppeteer's page has the parts of Playwright's page that are used there.
     await importPackage(page as unknown as Playwright, new URL("dist/index.js", server.url));
     const told = await page.evaluate(async (from) => {
-      // Programs are tried on GPUs alone.
+      // Trials of programs run on GPUs only.
       const code =
         `import "${from}"; const hide = (of, what) => Object.defineProperty(of.prototype, what, { get: () => "" });` +
         `for (const what of ["vendor", "architecture", "device", "description", "isFallbackAdapter"])` +
@@ -52,7 +52,7 @@ describe.skipIf(!FIREFOX)("WebGPU in Firefox", { timeout: 60_000 }, () => {
     expect(told).toMatchObject({
       texts: [expectedText("q", 30), expect.stringMatching(/^\d{24}$/)],
       backend: "webgpu",
-      // Steps that wait for the timer are too slow to be timed, and there are ten of them a second at most.
+      // Steps that wait for the timer are too slow to be timed: there are at most ten of them a second.
       why: "timed",
       rate: expect.toSatisfy((rate) => rate > 20),
     });

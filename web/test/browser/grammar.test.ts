@@ -1,4 +1,4 @@
-/** Answers with a response_format in Chromium, whose worker starts another that follows the grammar. */
+/** Answers with a response_format in Chromium, where the worker starts another worker for the grammar. */
 
 import { describe, expect, test } from "vitest";
 import type { Engine } from "../../src/page/index.js";
@@ -106,10 +106,10 @@ describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 180
       return told;
     });
     expect(made).toEqual([...Array(4).fill("left"), expect.stringMatching(/^\d{4}$/)]);
-    // By its limit of time each would have ended after ten seconds.
+    // The time limit would have ended each of them after ten seconds.
   }, 30_000);
 
-  /** What becomes of a request with a format and of one without; and of the former once `mend` has been called. */
+  /** Results of a request with a format, of one without, and of the former again after a call of `mend`. */
   async function failures(mend: () => void): Promise<readonly unknown[]> {
     at.artifact = toyArtifact({ chatTemplate: CHAT });
     await at.page.evaluate(async () => {

@@ -1,4 +1,4 @@
-/** Loads that are aborted, reloads that are disposed of, engines beside each other: at every moment. */
+/** Aborted loads, disposed reloads, and engines beside each other, at every moment. */
 
 import type { Page } from "playwright-core";
 import { describe, expect, test } from "vitest";
@@ -12,7 +12,7 @@ declare global {
   var text: (engine: nearfar.Engine, prompt: string) => Promise<string>;
 }
 
-/** Milliseconds after which somebody changes their mind: a load of the toy takes some hundred. */
+/** Milliseconds after which a load is aborted: loading the toy takes some hundred. */
 const MOMENTS = [0, 1, 3, 7, 15, 30, 50, 75, 100, 130, 170, 220, 280, 350, 450];
 
 describe.skipIf(!CHROMIUM)("at any moment", { timeout: 180_000 }, () => {
@@ -29,7 +29,7 @@ describe.skipIf(!CHROMIUM)("at any moment", { timeout: 180_000 }, () => {
     return page;
   };
 
-  /** A page; `shared`: whose engine is that of all pages, without a SharedWorker. */
+  /** A page; `shared`: it uses the engine of all pages, without a SharedWorker. */
   const another = async (shared: boolean): Promise<Page> => {
     const page = await at.page.context().newPage();
     if (shared) await page.addInitScript(() => Reflect.deleteProperty(globalThis, "SharedWorker"));
@@ -46,7 +46,7 @@ describe.skipIf(!CHROMIUM)("at any moment", { timeout: 180_000 }, () => {
       return said;
     }, prompt);
 
-  /** How many stay, once those that end have ended. */
+  /** The number of workers left when no more of them end. */
   const workers = async (page: Page): Promise<number> => {
     for (let worker = page.workers()[0]; worker; worker = page.workers()[0]) {
       const ended = await worker.waitForEvent("close", { timeout: 30_000 }).catch(() => null);

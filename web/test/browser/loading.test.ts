@@ -83,7 +83,7 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
       await engine.dispose();
       return told;
     });
-    // What isSupported predicts the next first load by; the weights are too few to say anything.
+    // The measurements from which isSupported predicts the next first load; there are too few weights for one.
     const measures = await at.page.evaluate(() => Object.entries(localStorage));
     expect(measures).toEqual([
       [expect.stringMatching(/^nearfar\.compile ./), expect.stringMatching(/^[\d.e-]+$/)],
@@ -101,7 +101,7 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
   });
 
   test("a model that is ready on a GPU has no kernels to compile for an answer", async () => {
-    // Chromium's device in software, which says that it is something else.
+    // Chromium's software GPU, which pretends to be unknown.
     const unknown = '{ vendor: "", architecture: "", device: "", description: "unknown" }';
     const before = `Object.defineProperty(GPUAdapter.prototype, "info", { get: () => (${unknown}) });\n`;
     await at.page.route("**/worker.js", async (route) => {
@@ -124,7 +124,7 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
     const kernels = [...at.artifact.files.keys()].filter((file) => file.startsWith("kernels/")).length;
     expect(atLoad.at(-1)).toMatchObject({ compiled: kernels, total: kernels });
     expect(later).toEqual([]);
-    // Of the longest prompt, which takes two steps: the first time it is not in the cache.
+    // The longest prompt takes two steps; the first time it is not in the cache.
     const [{ read, total } = { read: 0, total: 0 }, last] = prompts as { read: number; total: number }[];
     expect([read > 0, read < total]).toEqual([true, true]);
     expect(last).toMatchObject({ read: total, total });
@@ -170,7 +170,7 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
       message: expect.stringMatching(/00001\.bin.*corrupt/),
     });
     at.server.intercept = () => false;
-    // The second shard may have come beside the first.
+    // The second shard may have come at the same time as the first.
     await at.page.evaluate(() => nearfarPackage.deleteModel("/toy/"));
     at.artifact.files.delete("weights/00002.bin");
     expect(await attempt()).toEqual({
@@ -178,12 +178,12 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
       message: expect.stringMatching(/00002\.bin.*HTTP 404/),
     });
     at.artifact = toyArtifact();
-    // What a CDN does that still has the plan of an earlier build.
+    // A CDN may still have the plan of an earlier build.
     const stale = new TextEncoder().encode(
       `${new TextDecoder().decode(at.artifact.files.get("plans/f32/step.1.json"))} `,
     );
     at.artifact.files.set("plans/f32/step.1.json", stale);
-    // Good copies are kept from the loads before.
+    // Good copies are kept from the earlier loads.
     await at.page.evaluate(async () => {
       const root = await navigator.storage.getDirectory();
       await root.removeEntry("nearfar-files", { recursive: true });

@@ -13,7 +13,7 @@ const workerOf = (imports = "", options = ""): string => `
   const shared = shareEngine(${options});
   addEventListener("connect", ({ ports: [port] }) => shared.connect(port));
   addEventListener("message", ({ data, ports: [port] }) => data === "connect" && shared.connect(port));
-  // Of service workers: this page needs no reload.
+  // With this, service workers control the page without a reload.
   addEventListener("activate", (event) => event.waitUntil(clients.claim()));
 `;
 

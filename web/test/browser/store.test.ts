@@ -13,7 +13,7 @@ import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 
 declare global {
-  /** An engine that stays. */
+  /** The engine that stays open. */
   var running: nearfar.Engine;
   var nearfarPackage: typeof nearfar;
   var shardStore: typeof store;
@@ -52,7 +52,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
       write: false,
     });
     code = made.outputFiles[0]?.text ?? "";
-    // It tells sites of a quota that is made up (usage and 10 GiB); others tell the real one.
+    // With this feature Chromium reports a made-up quota (usage and 10 GiB); other browsers report the real one.
     browser = await openChromium("--disable-features=StaticStorageQuota");
   }, 180_000);
   afterAll(() => browser?.close());
@@ -79,7 +79,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     server.close();
   });
 
-  /** Loads in a tab; what it warned of. */
+  /** Loads in a tab; gives its warnings. */
   const load = (page: Page, name: string): Promise<string[]> =>
     page.evaluate(async (path) => {
       const warnings: string[] = [];
@@ -103,11 +103,11 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     return [...new Set(files.map((bytes) => createHash("sha256").update(bytes).digest("hex")))].sort();
   };
 
-  /** What the server is asked for of an artifact from now on, besides its manifest. */
+  /** Records requests for an artifact's files from now on, except for its manifest. */
   const asked = (): string[] =>
     server.requests.filter((path) => path.startsWith("toy/") && path !== "toy/manifest.json");
 
-  /** Nobody reaches the artifacts, as without a network; the app itself would have a service worker. */
+  /** Makes the artifacts unreachable, as without a network; the app itself would have a service worker. */
   const unplug = (): void => {
     server.intercept = (path, response) => !path.startsWith("dist/") && path !== "" && !!response.destroy();
   };
@@ -139,7 +139,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     expect(asked()).toHaveLength(cold);
   });
 
-  // What a proxy answers for a server behind it that is down, or asks to wait.
+  // A proxy answers with these if its server is down, or asks the client to wait.
   test.each([502, 429])(
     "what has been loaded once starts where the server answers HTTP %i",
     async (status) => {
@@ -227,7 +227,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     expect((await first.evaluate(() => nearfarPackage.cachedModels())).map(({ url }) => url)).toHaveLength(1);
   });
 
-  // As in a bucket with plain CORS headers, another origin's pages see none that is not exposed to them.
+  // With plain CORS headers, as of a bucket, pages of another origin see only the exposed headers.
   test.each(["this", "another"])(
     "a shard of %s origin that had come in part when its tab was closed goes on",
     async (origin) => {
@@ -250,7 +250,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
         response.writeHead(200, { "content-length": shard.length });
         let sent = 300;
         response.write(shard.slice(0, sent));
-        // A byte now and then, so that its progress is told.
+        // A byte now and then, so that progress is reported.
         const timer = setInterval(() => response.write(shard.slice(sent, ++sent)), 100);
         response.on("close", () => clearInterval(timer));
         return true;
@@ -334,7 +334,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
       const lengths = new Set<number>();
       for (let round = 0; round < 300; round++) {
         lengths.add((await cache?.get(name))?.length ?? -1);
-        // As a tab does that found none: both write at once.
+        // Like a tab that found no file: both write at once.
         if (round % 20 === 0) await cache?.put(name, new Uint8Array(2 ** 21));
       }
       return [...lengths];

@@ -41,7 +41,7 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
       expect(await ask(first, "c")).toBe(expectedText("c", 9));
       expect(shards()).toBe(3);
       await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.shared.dispose())));
-      // Nobody has it: whoever asks next begins again.
+      // No tab has the engine: the next one that asks starts it again.
       expect(await open(second)).toBe("toy");
       expect(await ask(second, "q")).toBe(expectedText("q", 9));
     });
@@ -120,8 +120,8 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
   });
 
   /**
-   * Holds the thread of a page, as browsers freeze those in the background, until it is let go: nothing comes of
-   * it, and its locks stay its own. Chromium's own way of asking for that does nothing where there is no window.
+   * Blocks the thread of a page until it is released, as browsers freeze background pages: the page does nothing,
+   * and keeps its locks. Chromium's own command for freezing has no effect without a window.
    */
   const freeze = async (page: Page): Promise<() => Promise<void>> => {
     let letGo = (): void => undefined;
@@ -174,7 +174,7 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
     await new Promise((resolve) => setTimeout(resolve, 3000));
     await thaw();
     expect(await answer).toBe(expectedText("z", 9));
-    // More silence of the worker than a page may keep.
+    // The worker is silent for longer than a page may be.
     const busy = first.workers()[0]?.evaluate(() => {
       const end = performance.now() + 11_000;
       while (performance.now() < end);

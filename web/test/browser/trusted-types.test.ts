@@ -31,12 +31,12 @@ describe.skipIf(!CHROMIUM)("a page that enforces Trusted Types", { timeout: 180_
     return server;
   }
 
-  /** What an engine says there, with the package from `from`, and how it computes. */
+  /** The answer of an engine on the page, with the package from `from`, and the engine's backend. */
   async function answer(server: StaticServer, from: StaticServer, prompt: string) {
     const page = await browser.newPage();
     try {
       await page.goto(server.url.href);
-      // No script can be added by its text there.
+      // The page's policy forbids scripts given as text.
       const url = String(new URL("dist/index.js", from.url));
       await page.evaluate(`import("${url}").then((it) => { globalThis.nearfarPackage = it; })`);
       return await page.evaluate(

@@ -13,8 +13,8 @@ import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
 import { REFUSED, TRAPS, toyWasm } from "../support/toy-wasm.js";
 
 /**
- * WebAssembly in real browsers, on isolated pages and on others: the toy, and, where NEARFAR_WASM_ARTIFACT
- * names the folder of one, a real artifact, which should say NEARFAR_WASM_TEXT after an empty prompt.
+ * WebAssembly in real browsers, on isolated and other pages: with the toy, and with a real artifact if
+ * NEARFAR_WASM_ARTIFACT names its folder; that should answer an empty prompt with NEARFAR_WASM_TEXT.
  */
 const REAL = process.env.NEARFAR_WASM_ARTIFACT ?? null;
 const REAL_TEXT = process.env.NEARFAR_WASM_TEXT ?? null;
@@ -23,7 +23,7 @@ declare global {
   var engine: nearfar.Engine;
 }
 
-/** What both browsers' drivers have of a page. */
+/** The methods of a page that both browsers' drivers have. */
 interface Tab {
   goto(url: string): Promise<unknown>;
   addScriptTag(tag: { type: string; content: string }): Promise<unknown>;
@@ -77,7 +77,7 @@ const SERVICE_WORKER = `
     event.waitUntil(answer(data).catch(String).then((text) => ports[0].postMessage(text)));
   });`;
 
-/** The service worker as a bundler makes it for browsers whose service workers cannot be modules. */
+/** The service worker, bundled for browsers in which service workers cannot be modules. */
 async function classicServiceWorker(): Promise<Uint8Array | null> {
   const here: Plugin = {
     name: "here",
@@ -116,7 +116,7 @@ async function fileAt(path: string): Promise<Uint8Array | null> {
   return found.startsWith(REAL) ? readFile(found).catch(() => null) : null;
 }
 
-/** What a step of a test gives; an error with its name where it stands still. */
+/** The result of a test's step; an error with its name if it does not finish. */
 function within<T>(step: string, work: Promise<T>): Promise<T> {
   let timer: ReturnType<typeof setTimeout>;
   const late = new Promise<never>((_, reject) => {
@@ -133,7 +133,7 @@ function expectedText(prompt: string, count: number): string {
     .join("");
 }
 
-/** A prompt whose answer of `count` tokens has none that the toy's kernels dislike. */
+/** A prompt whose answer of `count` tokens has none at which the toy's kernels fail. */
 function harmless(count: number): string {
   const disliked = [TRAPS, REFUSED].map((token) => String.fromCharCode(token + 31));
   for (let i = 0; ; i++) {
@@ -223,7 +223,7 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 180_000 }, (name, path, 
     }
   };
 
-  /** On an isolated page. Of a worker that hangs the engine says so. */
+  /** An answer on an isolated page. The engine reports a worker that hangs. */
   const sayIsolated = (
     url: string,
     options: nearfar.EngineOptions,
@@ -310,7 +310,7 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 180_000 }, (name, path, 
     expect(text).toBe(expectedText(prompt, 20));
   });
 
-  // Of Chromium, tabs.test.ts and share.test.ts have more.
+  // tabs.test.ts and share.test.ts test more of this in Chromium.
   test.skipIf(!path || name === "Chromium").each([
     ["in a SharedWorker", false],
     ["in one of the pages", true],
@@ -318,7 +318,7 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 180_000 }, (name, path, 
     const prompt = harmless(20);
     const text = expectedText(prompt, 20);
 
-    /** One run with an engine that no other run has. The step under way when it stands still is told. */
+    /** One run with an engine of its own. If a step does not finish, the error names it. */
     const sharing = async (name: string): Promise<void> => {
       const tabs: Tab[] = [];
       const open = async (): Promise<Tab> => {
@@ -352,7 +352,7 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 180_000 }, (name, path, 
         await within("closing", first.close());
         expect(await within("an answer after that", ask(second))).toBe(text);
       } finally {
-        // Of a page that hangs not even closing comes back.
+        // Closing a page that hangs does not return either.
         for (const tab of tabs) void tab.close().catch(() => undefined);
       }
     };

@@ -1,15 +1,15 @@
 /**
- * Compiles shaders as Chrome does, with all that WebGPU knows switched on and nothing beyond its guaranteed
- * limits: Dawn's null device runs nothing, but reads and checks everything, float16 and subgroups included.
+ * Compiles shaders as Chrome does, with all features of WebGPU enabled and no more than its guaranteed limits.
+ * Dawn's null device runs nothing, but reads and checks everything, float16 and subgroups included.
  *
  *     node compile.mjs < sources.json        {"name": ["code", "entry point"], ...}
  *
- * Prints what Dawn complains of: {"name": ["...", ...], ...}.
+ * Prints Dawn's error messages: {"name": ["...", ...], ...}.
  */
 import { readFileSync } from "node:fs";
 import { create, globals } from "webgpu";
 
-// Held for good: a device dies with what made it.
+// Kept for ever, because a device is destroyed with the object that made it.
 Object.assign(globalThis, globals, { gpu: create(["backend=null"]) });
 const adapter = await globalThis.gpu.requestAdapter();
 const device = await adapter.requestDevice({ requiredFeatures: ["shader-f16", "subgroups"] });

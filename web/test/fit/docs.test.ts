@@ -33,7 +33,7 @@ const OPTIONS: ts.CompilerOptions = {
   noEmit: true,
 };
 
-/** A host that knows files in memory too. */
+/** A compiler host that also has files in memory. */
 function hostOf(files: ReadonlyMap<string, string>): ts.CompilerHost {
   const host = ts.createCompilerHost(OPTIONS);
   const { fileExists, readFile, getSourceFile } = host;
@@ -73,7 +73,7 @@ test("the snippets and the declarations hold to the strictest checks", { timeout
     return `${where} ${ts.flattenDiagnosticMessageText(messageText, "\n")}`;
   });
   expect(told).toEqual([]);
-  // The package's own declarations were what was checked, of each entry, and no sources.
+  // Only the package's own declarations were checked, those of each entry, and no sources.
   const checked = ours.map(({ fileName }) => relative(root, fileName));
   for (const entry of entries)
     expect(checked).toContain(join("node_modules/nearfar", exports[entry]?.types ?? ""));

@@ -28,7 +28,7 @@ beforeAll(async () => {
     return artifact?.files.get(path.slice(place?.length)) ?? null;
   });
 });
-/** By path. */
+/** Responses by path. */
 const lists = new Map<string, string>();
 afterEach(() => vi.unstubAllGlobals());
 afterAll(() => server.close());
@@ -81,7 +81,7 @@ describe("addresses of models", () => {
   });
 });
 
-/** A GPU as far as a prediction looks at it. */
+/** A GPU with only the properties that a prediction reads. */
 function gpuWith(features: readonly string[], maxStorageBufferBindingSize = 2 ** 27): void {
   const info = { vendor: "intel", architecture: "", device: "", description: "", isFallbackAdapter: false };
   const limits = { maxStorageBuffersPerShaderStage: 8, maxStorageBufferBindingSize, maxBufferSize: 2 ** 28 };

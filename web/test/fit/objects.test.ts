@@ -1,4 +1,4 @@
-/** Answers with a format through what people use, over a real engine in Node: nearfar/node as it is built. */
+/** Answers with a format through popular packages, over a real engine in Node: the built nearfar/node. */
 
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -23,7 +23,7 @@ interface Pet {
 const SCHEMA = {
   type: "object" as const,
   properties: {
-    // The toy traps at some characters.
+    // The toy's kernels trap at some characters.
     name: { type: "string" as const, pattern: "^[a-z]{1,8}$" },
     legs: { type: "integer" as const, minimum: 0, maximum: 8 },
   },

@@ -35,7 +35,7 @@ const asked = (content: string, max_tokens = 20) => ({
 });
 const said = (content: string, count = 20): string => textAfter(promptOf([{ role: "user", content }]), count);
 
-/** What a promise is rejected with. */
+/** The error with which a promise is rejected. */
 const failure = (promise: Promise<unknown>): Promise<unknown> =>
   promise.then(
     (value) => expect.fail(`not rejected, but ${JSON.stringify(value)}`),
@@ -241,7 +241,7 @@ describe("the openai package on the device", () => {
     const whole = client.chat.completions.create(asked(question(200), 200), { signal: controller.signal });
     setTimeout(() => controller.abort());
     expect(await failure(whole)).toBeInstanceOf(OpenAI.APIUserAbortError);
-    // Nothing of the above goes on: all slots are free at once.
+    // None of these requests continues: all slots are free at once.
     const content = question(20);
     const answers = await Promise.all(
       Array.from({ length: 4 }, () => client.chat.completions.create(asked(content))),

@@ -9,7 +9,7 @@ import { beforeAll, expect, test } from "vitest";
 import { type Installed, installPackage } from "../support/built.js";
 import { WEB } from "../support/programs.js";
 
-/** What npm publishes, as those who install it find it. */
+/** The package that npm publishes, as its users install it. */
 const PATIENCE_MS = 240_000;
 interface Manifest {
   readonly exports: Readonly<Record<string, string | { readonly types: string }>>;
@@ -132,7 +132,7 @@ test("its pages refer to nothing outside, and show the apps as they are tested",
 });
 
 test("its API reference has no broken link and no undocumented export", { timeout: PATIENCE_MS }, () => {
-  // Whether the sources hold to their types is what `npm run check` tells, in half of this test's time.
+  // `npm run check` checks the types of the sources, in half of this test's time.
   const options = ["--emit", "none", "--skipErrorChecking"];
   execFileSync(process.execPath, [join(WEB, "node_modules/typedoc/bin/typedoc"), ...options], {
     cwd: WEB,

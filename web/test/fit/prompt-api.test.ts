@@ -14,7 +14,7 @@ import { promptOf, question, serveToyChat, textAfter } from "../support/toy-chat
 let server: StaticServer;
 let LanguageModel: LanguageModelFactory;
 let loads = 0;
-/** What loads wait for. */
+/** Loads wait for this promise. */
 let gate = Promise.resolve();
 beforeAll(async () => {
   server = await serveToyChat();
@@ -32,7 +32,7 @@ const user = (content: string): PromptMessage => ({ role: "user", content });
 const asked = (content: string) => [{ role: "user", content }] as const;
 const greedy = { temperature: 0 };
 
-/** A question that fills the context with its answer, and that. */
+/** A question that fills the context together with its answer, and the answer. */
 function filling(before: readonly MessageParam[] = []) {
   const room = CONTEXT - promptOf([...before, ...asked("question 1")]).length;
   const content = question(room, before);

@@ -15,7 +15,7 @@ const window = new Window();
 vi.stubGlobal("window", window);
 vi.stubGlobal("document", window.document);
 vi.stubGlobal("navigator", window.navigator);
-// They look for the window when they are imported.
+// React looks for the window when it is imported.
 const { createElement, StrictMode, useLayoutEffect } = await import("react");
 const { createRoot } = await import("react-dom/client");
 
@@ -24,7 +24,7 @@ beforeAll(async () => {
   server = await serveToyChat();
 });
 afterAll(() => server.close());
-/** However busy the machine is. */
+/** Waits until a check passes, long enough for a busy machine. */
 const eventually = (check: () => void | Promise<void>): Promise<void> =>
   vi.waitFor(check, { timeout: 20_000 });
 const unmounts: (() => void)[] = [];
@@ -33,7 +33,7 @@ afterEach(() => {
 });
 
 interface Mounted {
-  /** What the hook gave last. */
+  /** The hook's last result. */
   now(): Nearfar;
   readonly engines: readonly Engine[];
   readonly failures: readonly unknown[];
@@ -146,7 +146,7 @@ describe("useNearfar", () => {
   });
 
   test("a load that is left is aborted", async () => {
-    // Never answers for the kernels.
+    // The server never answers requests for the kernels.
     server.intercept = (path) => path.endsWith(".wasm");
     const mounted = mount(url());
     await eventually(() => expect(mounted.loads()).toBe(1));
@@ -235,7 +235,7 @@ describe("useNearfar", () => {
   });
 
   test("one answer at a time, and stop keeps what there is", async () => {
-    // Stopped as soon as there is a piece of it.
+    // The answer is stopped as soon as there is a piece of it.
     const onRender = ({ chat }: Nearfar): void => {
       if (chat.messages.length === 2) chat.stop();
     };

@@ -12,7 +12,7 @@ import type { ToolCallDelta } from "../../src/protocol/openai.js";
 import { HybridClient } from "../../src/routing/index.js";
 import { callOf, openParrot, type Parrot, says } from "../support/parrot.js";
 
-/** Tools through other people's packages, over an engine in this process that says what it is told. */
+/** Tools through other people's packages, over an engine in this process with scripted answers. */
 let parrot: Parrot;
 beforeAll(async () => {
   parrot = await openParrot();

@@ -11,7 +11,7 @@ import { seal } from "../support/seal.js";
 import { toyArtifact } from "../support/toy-artifact.js";
 import { effort } from "./effort.js";
 
-/** Values that a hostile or broken file puts in the place of a good one. */
+/** Values with which a hostile or damaged file replaces a valid one. */
 const strange = fc.oneof(
   fc.constantFrom(
     null,
@@ -38,7 +38,7 @@ function placesOf(value: unknown, path: readonly string[] = []): (readonly strin
   return [path, ...Object.entries(value).flatMap(([key, item]) => placesOf(item, [...path, key]))];
 }
 
-/** A copy with something else at a place; undefined removes it. */
+/** A copy with another value at a place; undefined removes it. */
 function changed(value: unknown, [key, ...rest]: readonly string[], to: unknown): unknown {
   if (key === undefined) return to;
   if (Array.isArray(value))
@@ -48,7 +48,7 @@ function changed(value: unknown, [key, ...rest]: readonly string[], to: unknown)
   return item === undefined ? others : { ...others, [key]: item };
 }
 
-/** What a call gives; only ArtifactErrors may come out of it. */
+/** The result of a call, or null for an ArtifactError; other errors fail the test. */
 function orRefused<T>(read: () => T): T | null {
   try {
     return read();

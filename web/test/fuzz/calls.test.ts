@@ -6,7 +6,7 @@ import { type AnswerFormat, readAnswerFormat } from "../../src/worker/answers/fo
 import { AnswerReader } from "../../src/worker/answers/reader.js";
 import { effort } from "./effort.js";
 
-/** The reader of answers under any text, as tests/unit/test_call_streams.py has it in Python. */
+/** The reader of answers with any text, as tests/unit/test_call_streams.py tests it in Python. */
 const { formats, tools } = JSON.parse(
   readFileSync(new URL("../../../tests/vectors/tools/reading.json", import.meta.url), "utf8"),
 ) as { formats: Record<string, unknown>; tools: FunctionTool[] };
@@ -14,7 +14,7 @@ const FORMATS = Object.entries(formats).map(([name, form]) => [name, readAnswerF
 
 type Said = [kind: string, text: string];
 
-/** Fragments; neighbours of a kind as one. */
+/** Fragments, with neighbours of the same kind joined. */
 function read(form: AnswerFormat, pieces: readonly string[], cut = false): Said[] {
   const reader = new AnswerReader(form, { tools });
   const made: Said[] = [];

@@ -1,6 +1,6 @@
 /**
- * How long the fuzz tests look: `runs` in `npm test`, NEARFAR_FUZZ times as many in `make fuzz`; the same
- * ones each time in the first.
+ * The effort of the fuzz tests: `runs` in `npm test`, the same ones each time; NEARFAR_FUZZ times as many in
+ * `make fuzz`.
  */
 export function effort(runs = 100): { numRuns: number; seed?: number } {
   const times = Number(process.env["NEARFAR_FUZZ"] ?? "1");

@@ -31,7 +31,7 @@ const one = <T>(make: (shard: Uint8Array) => fc.Arbitrary<T>): fc.Arbitrary<T[]>
   fc.tuple(...CONTENTS.map(make));
 
 /**
- * What the server gives at the first and at the second try: bytes in pieces, a status, or a broken
+ * The server's responses to the first and to the second attempt: bytes in pieces, a status, or a broken
  * connection.
  */
 const replies = one((shard) =>

@@ -1,4 +1,4 @@
-/** What a hostile cloud may send: the client gets pieces of the right types, or an error of ours. */
+/** Responses of a hostile cloud: the client gets pieces of the right types, or one of our errors. */
 
 import fc from "fast-check";
 import { expect, test } from "vitest";

@@ -52,7 +52,7 @@ const tokenizers = fc
   })
   .map((changes) => changes.reduce((value, [path, by]) => replaced(value, path, by), TOKENIZER));
 
-/** What a model's text is used for. */
+/** Uses a codec for everything that a model's text needs. */
 function use(codec: TextCodec, text: string): void {
   const ids = codec.encode(text);
   for (const id of ids) expect(Number.isInteger(id)).toBe(true);

@@ -4,7 +4,7 @@ import type { FromWorker } from "../../src/protocol/messages.js";
 import { effort } from "./effort.js";
 
 const TYPES = ["load", "generate", "abort", "stats", "count", "dispose", "constructor"];
-/** What postMessage can carry. */
+/** Values that postMessage can send. */
 const anything = fc.anything({ withBigInt: true, withMap: true, withTypedArray: true, maxDepth: 3 });
 const message = fc
   .dictionary(fc.constantFrom("id", "request", "settings", "url", "prompt"), anything)

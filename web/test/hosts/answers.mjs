@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * What a wasm artifact says in Node, Deno or Bun, as JSON: `node answers.mjs DIST ARTIFACT`, where DIST is the
- * package's dist folder. Texts, not opinions: who calls it knows what they should be.
+ * Answers of a wasm artifact in Node, Deno or Bun, as JSON: `node answers.mjs DIST ARTIFACT`, where DIST is the
+ * package's dist folder. The caller compares the texts with the expected ones.
  */
 import { pathToFileURL } from "node:url";
 

@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * Embeddings in Node, as JSON: `node embeddings.mjs DIST ARTIFACT TEXTS`, asked of the engine, by the `ai`
- * package and by the `openai` package.
+ * Embeddings in Node, as JSON: `node embeddings.mjs DIST ARTIFACT TEXTS`, from the engine itself, and through
+ * the `ai` package and the `openai` package.
  */
 import { pathToFileURL } from "node:url";
 import { embed, embedMany } from "ai";

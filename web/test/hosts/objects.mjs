@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * Answers with a response_format in Node, as JSON: `node objects.mjs DIST ARTIFACT FORMAT COUNT`. Each of
- * another seed at temperature 1.5, half of them streamed, beside answers of free text.
+ * Answers with a response_format in Node, as JSON: `node objects.mjs DIST ARTIFACT FORMAT COUNT`. Each has
+ * another seed, at temperature 1.5; half of them are streamed, and answers of free text run beside them.
  */
 import { pathToFileURL } from "node:url";
 

@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * Answers that must call one of the tools, in Node, as JSON: `node tools.mjs DIST ARTIFACT TOOLS COUNT`. Each
- * of another seed at temperature 1.5, half of them streamed.
+ * has another seed, at temperature 1.5; half of them are streamed.
  */
 import { pathToFileURL } from "node:url";
 

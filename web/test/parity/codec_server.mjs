@@ -68,7 +68,7 @@ function rendered({ template, messages, tools = [], variables, tokens = {}, addG
   return now === undefined ? render() : at(now, render);
 }
 
-/** What is done while it is that time. */
+/** Runs an action with the clock set to this time. */
 function at(now, action) {
   const RealDate = Date;
   globalThis.Date = class extends RealDate {

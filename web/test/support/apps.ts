@@ -1,4 +1,4 @@
-/** The apps of web/apps as their users write them, with what else the tests ask (test/asks), and their pages. */
+/** The apps of web/apps as their users write them, with further requests of the tests (test/asks). */
 
 import { cp, mkdir, readFile, rename, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
@@ -13,26 +13,26 @@ import { toyArtifact } from "./toy-artifact.js";
 import { promptOf, TEMPLATE, textAfter } from "./toy-chat.js";
 import { parrotWasm, toyWasm } from "./toy-wasm.js";
 
-/** What each app says of itself: it streams this text. */
+/** The text that each app streams. */
 export const TEXT = textAfter(promptOf([{ role: "user", content: "Tell me a story." }]), 24);
-/** Only what stands still takes so long: webpack took 4 minutes where 15 programs shared two processors. */
+/** A time limit: webpack took 4 minutes when 15 programs shared two processors. */
 export const PATIENCE_MS = 600_000;
-/** Building is work for processors, and answering in a browser is much waiting: each app beside others. */
+/** Apps are tested side by side: building needs processors, while answering in a browser is mostly waiting. */
 export const BESIDE = { timeout: PATIENCE_MS, concurrent: true };
 
 const ASKS = join(WEB, "test/asks");
 
-/** Folders of apps, one over the other: the page with an engine of its own, and with one that pages share. */
+/** Folders of apps, each overwriting the one before: the page with its own engine, and with a shared one. */
 export const SOURCES = [
   { app: "page", sources: ["page"] },
   { app: "shared", sources: ["page", "shared"] },
 ];
 
-/** A copy of folders of web/apps, one over the other, beside the installed package. */
+/** Copies folders of web/apps, each overwriting the one before, beside the installed package. */
 export async function copyApp({ root }: Installed, name: string, ...folders: string[]): Promise<string> {
   const app = join(root, name);
   const dependencies = { nearfar: "*" };
-  // A folder with a lock file is a project of its own to Parcel.
+  // Parcel takes a folder with a lock file for a project of its own.
   await writeFiles(app, [
     ["package.json", JSON.stringify({ name, type: "module", dependencies })],
     ["package-lock.json", "{}"],
@@ -50,7 +50,7 @@ export async function copyAsking(installed: Installed, name: string, ...folders:
   return app;
 }
 
-/** The second is what nearfar/ai-sdk imports: a page without a bundler has to have it from somewhere. */
+/** nearfar/ai-sdk imports the second package, which a page without a bundler must also get. */
 const AI = `export { generateText, jsonSchema, Output } from "ai"; export * from "@ai-sdk/provider";`;
 
 /** Puts asks.js and ai.js into a folder. */
@@ -61,7 +61,7 @@ export async function copyAsks(folder: string): Promise<void> {
     format: "esm",
     platform: "browser",
     minify: true,
-    // Globals of Node, for which Parcel would install stand-ins.
+    // Globals of Node, for which Parcel would install polyfills.
     define: { Buffer: "undefined", process: "undefined" },
     write: false,
   }).then(({ outputFiles: [file] }) => file?.contents ?? new Uint8Array());
@@ -83,7 +83,7 @@ export async function writeFiles(
 
 let models: Promise<ReadonlyMap<string, Uint8Array>> | null = null;
 
-/** By path: model/, which runs through WebGPU, and parrot/, which says what it is told, through WebAssembly. */
+/** Files by path: model/ runs through WebGPU; parrot/, with scripted answers, through WebAssembly. */
 export function modelFiles(): Promise<ReadonlyMap<string, Uint8Array>> {
   models ??= withModel(toyArtifact({ chatTemplate: TEMPLATE }).files);
   return models;
@@ -103,7 +103,7 @@ function prefixed(prefix: string, files: ReadonlyMap<string, Uint8Array>): [stri
   return [...files].map(([path, content]) => [`${prefix}${path}`, content]);
 }
 
-/** A built folder on a static server, beside the models. */
+/** Serves a built folder beside the models. */
 export async function serveFolder(
   folder: string,
   files?: ReadonlyMap<string, Uint8Array>,
@@ -112,7 +112,7 @@ export async function serveFolder(
   return serve(async (path) => models.get(path) ?? (await readFile(join(folder, path)).catch(() => null)));
 }
 
-/** What a page says in the end: the model's text, or what went wrong. */
+/** The final text of a page: the model's answer, or the error. */
 export async function answerOf(page: Page, url: string | URL): Promise<string> {
   const failed = new Promise<string>((resolve) => page.on("pageerror", (error) => resolve(String(error))));
   await page.goto(String(url));
@@ -124,13 +124,13 @@ export async function answerOf(page: Page, url: string | URL): Promise<string> {
   return Promise.race([failed, whole]);
 }
 
-/** What test/asks puts into a page once it has all answers: read in the page. */
+/** Reads, in the page, the result that test/asks puts there when it has all answers. */
 export function toldIn(): string | null {
   const told = document.querySelector("#asked, #failed");
   return told?.textContent ?? null;
 }
 
-/** Checks what test/asks was told. */
+/** Checks the answers that test/asks got. */
 export function expectTold(told: unknown): void {
   expect(String(told)).toMatch(/^\{/);
   const pet = {
@@ -144,8 +144,8 @@ export function expectTold(told: unknown): void {
 }
 
 /**
- * A new tab says the text, and is told what it asks beside. The engine is in a worker of the page, or, `shared`,
- * in one of all pages.
+ * Expects a new tab to show the text, and to get the answers to its further requests. The engine is in a worker
+ * of the page or, with `shared`, in one of all pages.
  */
 export async function expectAnswers(browser: Browser, url: string | URL, shared = false): Promise<void> {
   const context = await browser.newContext();
@@ -161,7 +161,7 @@ export async function expectAnswers(browser: Browser, url: string | URL, shared 
   }
 }
 
-/** A page that has told its text is told what it asks beside. */
+/** Expects a page that has shown its text to get the answers to its further requests. */
 export async function expectAsked(page: Page): Promise<void> {
   const told = await page.waitForFunction(toldIn, undefined, { timeout: 120_000 });
   expectTold(await told.jsonValue());

@@ -17,7 +17,7 @@ export interface BufferFacts {
   readonly weights: { readonly tensors: readonly object[] };
 }
 
-/** The buffers that a manifest has to list; tests/vectors/format holds what Python lists for one. */
+/** The buffers that a manifest must list; tests/vectors/format has Python's list for one manifest. */
 export function buffersFor({ model, cache, groups, caches, ropes, weights }: BufferFacts): BufferEntry[] {
   return buffersOf({
     model: { vocabSize: model.vocab_size, contextLength: model.context_length },

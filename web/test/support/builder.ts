@@ -37,10 +37,10 @@ class Builder {
     return made;
   }
 
-  /** Outside of the repository: what is bundled has to do without the repository's packages. */
+  /** Builds outside the repository, because bundles must not depend on the repository's packages. */
   async #buildScripts(): Promise<Built> {
     const folder = await this.#folder(tmpdir(), "nearfar-");
-    // Only runs that build pay for loading what builds.
+    // Only runs that build load the build script.
     const { buildScripts } = await import("../../scripts/build.mjs");
     await Promise.all([buildScripts(folder), cp(join(WEB, "package.json"), join(folder, "package.json"))]);
     return { folder };
@@ -52,7 +52,7 @@ class Builder {
     await mkdir(staged);
     const { buildTypes } = await import("../../scripts/build.mjs");
     await Promise.all([
-      // Whether the sources hold to their types is what `npm run check` tells, in half of the compiler's time.
+      // `npm run check` checks the types of the sources; without that, compiling takes half the time.
       buildTypes(join(staged, "dist/types"), "--noCheck"),
       scripts.then(({ folder }) => cp(folder, staged, { recursive: true })),
       ...["README.md", "docs"].map((path) => cp(join(WEB, path), join(staged, path), { recursive: true })),
@@ -64,7 +64,7 @@ class Builder {
     );
     const [{ filename }] = JSON.parse(packed) as [{ filename: string }];
     const tarball = join(root, filename);
-    // Without a name of its own this folder would be a part of web/, whose name is the package's.
+    // Without its own name this folder would be part of web/, which has the package's name.
     await writeFile(join(root, "package.json"), JSON.stringify({ name: "apps", private: true }));
     const folder = join(root, "node_modules/nearfar");
     await mkdir(folder, { recursive: true });

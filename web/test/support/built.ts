@@ -1,4 +1,4 @@
-/** The package as it is now, built once for all files of tests that ask for it in a run (builder.ts). */
+/** The current package, built once in a run for all test files that ask for it (builder.ts). */
 
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -6,21 +6,21 @@ import { inject } from "vitest";
 
 declare module "vitest" {
   interface ProvidedContext {
-    /** The address of what builds. */
+    /** The address of the process that builds. */
     builder: string;
   }
 }
 
-/** What runs of the package: package.json, dist/ without declarations. */
+/** The parts of the package that run: package.json, and dist/ without declarations. */
 export interface Built {
   readonly folder: string;
 }
 
 /** The package as npm publishes and installs it, in a place where apps find it and web/'s own packages. */
 export interface Installed {
-  /** For apps, each in a folder of its own name. */
+  /** The folder for apps, each in a folder of its own name. */
   readonly root: string;
-  /** What `npm pack` made. */
+  /** The file that `npm pack` made. */
   readonly tarball: string;
   /** The package's folder, in node_modules. */
   readonly folder: string;
@@ -28,7 +28,7 @@ export interface Installed {
 
 export type Product = "scripts" | "installed";
 
-// Tests put their own in its place.
+// Tests replace the global `fetch`.
 const { fetch } = globalThis;
 
 async function ask<T>(product: Product): Promise<T> {
@@ -45,12 +45,12 @@ export function builtPackage(): Promise<Built> {
   return scripts;
 }
 
-/** As npm installs it: ten seconds more, of the compiler and npm. */
+/** Installs the package with npm: this takes ten seconds more, for the compiler and npm. */
 export function installPackage(): Promise<Installed> {
   return ask("installed");
 }
 
-/** A file of the built package, for paths under dist/. */
+/** A file of the built package by its path under dist/; null if there is none. */
 export async function distFile(path: string): Promise<Uint8Array | null> {
   if (!path.startsWith("dist/")) return null;
   return readFile(join((await builtPackage()).folder, path)).catch(() => null);

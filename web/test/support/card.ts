@@ -1,4 +1,4 @@
-/** What a worker in plain code says of its model, and of each answer. */
+/** Descriptions of a model and of an answer, as a worker gives them, for workers in plain code. */
 
 import type { ModelCard } from "../../src/protocol/messages.js";
 

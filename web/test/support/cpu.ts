@@ -1,8 +1,8 @@
-/** CPU seconds of this process and of what it started, as tests/support/times.py counts them for pytest. */
+/** CPU seconds of this process and its children, as tests/support/times.py counts them for pytest. */
 
 import { readdirSync, readFileSync } from "node:fs";
 
-/** Linux gives them to programs in hundredths of a second, whatever the kernel counts in. */
+/** Linux reports CPU time to programs in hundredths of a second, whatever unit the kernel uses. */
 const TICKS_PER_SECOND = 100;
 
 /** User and system seconds of this process, of its ended children, and of its running descendants. */
@@ -24,7 +24,7 @@ function ticksOf(pid: string): number {
   return children.reduce((sum, child) => sum + ticksOf(child), own);
 }
 
-/** Any process may end while it is looked at. */
+/** Reads a file of /proc; "" if its process has just ended. */
 function read(path: string): string {
   try {
     return readFileSync(path, "utf8");

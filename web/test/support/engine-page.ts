@@ -6,7 +6,7 @@ import { openChromium } from "./chromium.js";
 import { type StaticServer, serve } from "./serve.js";
 import { toyArtifact } from "./toy-artifact.js";
 
-/** What a test's page has: the package, as an app imports it. */
+/** Globals of a test's page: the package, as an app imports it. */
 declare global {
   var nearfarPackage: typeof nearfar;
 }
@@ -15,11 +15,11 @@ declare global {
 export interface EnginePage {
   readonly page: Page;
   readonly server: StaticServer;
-  /** What the server has of it can be changed, or replaced. */
+  /** The served artifact, which tests can change or replace. */
   artifact: ReturnType<typeof toyArtifact>;
 }
 
-/** To be called where tests are described. What it returns is filled before each of them. */
+/** Call this in a `describe`. The returned object is filled before each test. */
 export function enginePage(): EnginePage {
   let browser: Browser;
   const at = {} as { -readonly [name in keyof EnginePage]: EnginePage[name] };
@@ -47,7 +47,7 @@ export function enginePage(): EnginePage {
   return at;
 }
 
-/** By a script of the page itself: the test runner rewrites imports in functions that are sent to the page. */
+/** Imports by a script of the page, because the test runner rewrites imports in functions sent to a page. */
 export async function importPackage(page: Page, url: URL): Promise<void> {
   const content = `import * as nearfar from "${url}"; globalThis.nearfarPackage = nearfar;`;
   await page.evaluate(() => Reflect.deleteProperty(globalThis, "nearfarPackage"));

@@ -30,10 +30,10 @@ export class FakeBackend implements Backend {
   readonly #prepared = new Set<string>();
   readonly #ints: Record<string, Int32Array>;
   readonly #floats: Record<string, Float32Array>;
-  /** By group. */
+  /** The stored tokens, by group. */
   readonly #kv: readonly Int32Array[];
 
-  /** `pages`: of each group, all that could ever be needed by default. */
+  /** `pages`: the number of each group's pages; by default as many as could ever be needed. */
   constructor(
     shape: Partial<Omit<BackendShape, "groups">> & {
       readonly pages?: number | readonly number[];
@@ -180,7 +180,7 @@ export class FakeBackend implements Backend {
     }
   }
 
-  /** The token, or the next after it that its slot may take. */
+  /** The token, or the next one after it that its slot allows. */
   #allowed(slot: number, token: number): number {
     const { vocabSize } = this.shape;
     const words = Math.ceil(vocabSize / 32);
@@ -207,7 +207,7 @@ function nextToken(state: number, vocabSize: number, random: readonly number[]):
 /** Positions that a group's layers look back, by group; null: to the beginning. */
 export type Windows = readonly (number | null)[];
 
-/** What the model above must answer, computed in a straight line. */
+/** The expected answer of the model, computed without pages and steps. */
 export function expectedTokens(
   prompt: readonly number[],
   count: number,

@@ -12,7 +12,7 @@ export type Fault = (typeof FAULTS)[number];
 /** A backend whose call number `at` (from 0, over all calls that reach the device) fails, once. */
 export class FaultyBackend implements Backend {
   calls = 0;
-  /** What failed; null while nothing has. */
+  /** The failed call; null before the failure. */
   failed: string | null = null;
   #unnoticed: Error | null = null;
 
@@ -79,7 +79,7 @@ export class FaultyBackend implements Backend {
   #next(what: string): Error | null {
     if (this.calls++ !== this.at) return null;
     this.failed = what;
-    // Not one of our own errors: a driver's, as it comes.
+    // The error is a driver's, not one of our classes.
     return new Error(`${what} failed`);
   }
 }

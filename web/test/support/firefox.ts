@@ -14,7 +14,7 @@ export function openFirefox(preferences: Readonly<Record<string, boolean>> = {})
   });
 }
 
-/** With WebGPU, on a processor (Mesa's lavapipe) where there is no GPU. */
+/** Firefox with WebGPU, on a software GPU (Mesa's lavapipe) where there is no other. */
 export function openFirefoxWithGpu(): Promise<Browser> {
   return openFirefox({
     "dom.webgpu.enabled": true,

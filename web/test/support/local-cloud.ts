@@ -1,4 +1,4 @@
-/** A cloud on this machine: a real HTTP server on a free port, whose answers are its subclass's business. */
+/** A cloud on this machine: a real HTTP server on a free port; a subclass makes the answers. */
 
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";

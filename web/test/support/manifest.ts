@@ -1,7 +1,7 @@
 import { FORMAT, VERSION } from "../../src/format/constants.js";
 import { buffersFor } from "./buffers.js";
 
-/** A small manifest as a build writes it; tests change what they are about. */
+/** A small manifest as a build writes it; tests change the fields that they need. */
 export function sampleManifest() {
   const described = {
     format: FORMAT as string,

@@ -2,13 +2,13 @@ import { createEngine, type Engine } from "../../src/here/index.js";
 import { serve } from "./serve.js";
 import { parrotWasm } from "./toy-wasm.js";
 
-/** A real engine in this process whose model says what the conversation tells it to: what `says` makes. */
+/** A real engine in this process whose model answers as the conversation says (see `says`). */
 export interface Parrot {
   readonly engine: Engine;
   close(): Promise<void>;
 }
 
-/** As Hermes and Qwen write calls, with reasoning. */
+/** The answer format of Hermes and Qwen: calls and reasoning. */
 export const HERMES = {
   family: "hermes",
   reasoning: { begin: "<think>", end: "</think>" },
@@ -21,7 +21,7 @@ export const HERMES = {
   },
 };
 
-/** It writes tools, calls and results out. */
+/** A template that writes out tools, calls and results. */
 export const TOOLS_TEMPLATE =
   "{% if tools %}tools: {{ tools | tojson }} {% endif %}{% for message in messages %}{{ message.role }}: " +
   "{{ message.content }} {% if message.tool_calls %}{% for call in message.tool_calls %}called " +
@@ -42,12 +42,12 @@ export async function openParrot(
   return { engine, close };
 }
 
-/** In a message: the model's answer, from the last one of these on. Not for ^, ~, @ and `. */
+/** The part of a message that sets the model's answer; the last one counts. Excludes ^, ~, @ and `. */
 export function says(text: string): string {
   return `^${text}~`;
 }
 
-/** How a model of HERMES writes a call. */
+/** A call in the format HERMES. */
 export function callOf(name: string, given: object): string {
   const body = JSON.stringify({ name, arguments: given }).replaceAll(/":/g, '": ').replaceAll(/,"/g, ', "');
   return `<tool_call>\n${body}\n</tool_call>`;

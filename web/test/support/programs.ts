@@ -4,7 +4,7 @@ import { promisify } from "node:util";
 
 export const WEB = fileURLToPath(new URL("../..", import.meta.url));
 
-/** What runs here as a program of its own; rejects with what it printed. */
+/** Runs a program in a process of its own; rejects with its output if it fails. */
 export async function run(
   command: string,
   args: readonly string[],

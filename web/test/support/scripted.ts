@@ -1,4 +1,4 @@
-/** Sides that play the hand-over's events: each time that they are asked for an answer, the next part. */
+/** Sides that play the events of the hand-over: each request for an answer gets the next part. */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { DeviceError, RequestError } from "../../src/protocol/errors.js";
@@ -8,7 +8,7 @@ import { LocalCloud } from "./local-cloud.js";
 
 type Json = Readonly<Record<string, unknown>>;
 
-/** What a piece's line says, chunk by chunk. */
+/** The chunks of a piece's line. */
 function chunksOf(words: readonly string[]): Json[] {
   const [, , count, ...more] = words;
   const call = { index: 0, id: "t", type: "function", function: { name: "go", arguments: "{}" } };
@@ -102,7 +102,7 @@ export class ScriptedCloud extends LocalCloud {
     } else if (code === "error") say(JSON.stringify({ error: { message: "overloaded" } }));
     else if (code === "shape") say("not json");
     else if (code !== "timeout") {
-      // What was written goes first.
+      // Earlier bytes are sent first.
       await new Promise((resolve) => setTimeout(resolve, 30));
       response.socket?.destroy();
     }

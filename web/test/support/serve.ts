@@ -12,7 +12,7 @@ export interface StaticServer {
   readonly url: URL;
   /** Paths asked for, in order. */
   readonly requests: string[];
-  /** What answers a path otherwise than from the files; returns whether it has. */
+  /** Answers a path in another way than from the files; returns whether it has answered. */
   intercept: (path: string, response: ServerResponse) => boolean;
   close(): void;
 }

@@ -7,17 +7,17 @@ declare global {
   var shared: nearfar.Engine;
 }
 
-/** What tests of one engine for several pages do with each of them. */
+/** Actions of tests on pages that share one engine. */
 export interface SharedPages {
-  /** A page of the same browser profile; `alone`: of a browser that has no SharedWorker. */
+  /** A page of the same browser profile; `alone`: as in a browser without SharedWorker. */
   readonly another: (alone?: boolean) => Promise<Page>;
   /** Opens the engine as `shared`; resolves with its model's name, or the error as a string. */
   readonly open: (page: Page, url?: string) => Promise<string>;
-  /** Nine tokens after the prompt, the likeliest. */
+  /** The nine greedy tokens after the prompt. */
   readonly ask: (page: Page, prompt: string) => Promise<string>;
-  /** Kernels that the engine has launched: of one engine they are the same wherever they are asked for. */
+  /** The number of kernels that the engine has launched, which all pages of one engine agree on. */
   readonly launches: (page: Page) => Promise<number>;
-  /** How many files of weights the server was asked for. */
+  /** The number of weight files that the server was asked for. */
   readonly shards: () => number;
 }
 

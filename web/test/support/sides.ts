@@ -18,7 +18,7 @@ interface Asked {
   readonly continue_final_message?: boolean | null;
 }
 
-/** The words that an answer still has to say. */
+/** The remaining words of an answer. */
 function rest({ messages, max_tokens, continue_final_message }: Asked): {
   words: string[];
   reason: "stop" | "length";
@@ -49,15 +49,15 @@ function word(text: string, logprob: number | null, most = 0): ChatCompletionChu
   ];
 }
 
-/** A device. Set what should go wrong. */
+/** A device whose fields set the faults. */
 export class FakeDevice implements DeviceEngine {
   readonly model = { name: "near", contextLength: 1000, checkpoint: "a".repeat(64), quantization: "q4" };
   readonly requests: ChatCompletionRequest[] = [];
-  /** Fails with a DeviceError once it has said so many words. */
+  /** Fails with a DeviceError after this many words. */
   failAfter = Number.POSITIVE_INFINITY;
-  /** Says nothing more once it has said so many words. */
+  /** Is silent after this many words. */
   stallAfter = Number.POSITIVE_INFINITY;
-  /** From this word on it is unsure. */
+  /** From this word on, its log-probabilities are low. */
   unsureFrom = Number.POSITIVE_INFINITY;
   /** Milliseconds before the first word. */
   delay = 0;
@@ -103,16 +103,16 @@ export class FakeDevice implements DeviceEngine {
   }
 }
 
-/** A cloud. Set what should go wrong; `requests` are the bodies that came. */
+/** A cloud whose fields set the faults; `requests` are the received bodies. */
 export class FakeCloud extends LocalCloud {
   readonly requests: (Asked & Record<string, unknown>)[] = [];
   readonly authorizations: (string | undefined)[] = [];
-  /** Answers so many requests with this status first. */
+  /** Answers the first `count` requests with this status. */
   refusals: { status: number; headers?: Record<string, string>; count: number } | null = null;
-  /** Cuts the connection after so many words, so many times. */
+  /** Cuts the connection after this many words, `cuts` times. */
   cutAfter = Number.POSITIVE_INFINITY;
   cuts = 1;
-  /** Ends the stream politely, but too early. */
+  /** Ends the stream without an error after this many words, which is too early. */
   endAfter = Number.POSITIVE_INFINITY;
   stallAfter = Number.POSITIVE_INFINITY;
   delay = 0;

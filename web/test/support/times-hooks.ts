@@ -11,7 +11,7 @@ export interface Spent {
 
 declare module "vitest" {
   interface TaskMeta {
-    /** Seconds of a test, with the hooks since the test before it ended; of a file, the sum of its tests. */
+    /** Seconds of a test, with the hooks since the end of the previous test; for a file, the sum of its tests. */
     spent?: Spent;
   }
 }
@@ -22,7 +22,7 @@ const whole: Spent = { cpu: 0, wall: 0 };
 
 function lap(): Spent {
   const [now, at] = [cpuSeconds(), performance.now()];
-  // A browser that has closed takes the time of its own children along: what was counted stays counted.
+  // The time of a closed browser's children is no longer reported; a decrease counts as 0.
   const spent = { cpu: Math.max(0, now - cpu), wall: (at - clock) / 1000 };
   [cpu, clock] = [now, at];
   whole.cpu += spent.cpu;
@@ -39,7 +39,7 @@ let file: RunnerTestFile | null = null;
 afterEach(({ task }) => {
   file = task.file;
   const spent = lap();
-  // Of tests side by side nobody can tell whose time it was.
+  // The time of concurrent tests cannot be assigned to one of them.
   if (!isBeside(task)) task.meta.spent = spent;
 });
 

@@ -45,12 +45,12 @@ export class Times implements Reporter {
   }
 }
 
-/** By `file::name`: what each test that has run took. */
+/** The time of each test that has run, by `file::name`. */
 function testsOf(module: TestModule): Map<string, Spent> {
   const all = [...module.children.allTests()].filter((test) => test.result().state !== "skipped");
   const alone = all.flatMap((test) => test.meta().spent ?? []);
   const rest = (module.meta().spent?.cpu ?? 0) - alone.reduce((sum, { cpu }) => sum + cpu, 0);
-  // What closes after the last test is the last test's, or that of those side by side.
+  // Time after the last test counts for that test, or for the concurrent ones.
   const sharing = all.filter((test) => !test.meta().spent);
   const takers = sharing.length > 0 ? sharing : all.slice(-1);
   const wallOf = (test: TestCase): number => (test.diagnostic()?.duration ?? 0) / 1000;

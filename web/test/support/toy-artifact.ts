@@ -19,7 +19,7 @@ import { seal } from "./seal.js";
  * hash of the tokens that a row sees through the page table. Its vocabulary is printable ASCII.
  */
 export interface ToyArtifact {
-  /** By path within the artifact. */
+  /** Files by their path in the artifact. */
   readonly files: Map<string, Uint8Array>;
 }
 
@@ -52,7 +52,7 @@ struct Grid { packGridDimX: u32 }
   cache[(page * ${PAGE_SIZE} + p % ${PAGE_SIZE}) * ${HEAD_DIM}] = f32(tokens[m]);
 }`;
 
-/** Hashes what each logits row sees; answers token 0 where the weights have not arrived whole. */
+/** Hashes the tokens that each logits row sees; gives token 0 if the weights are incomplete. */
 const lookKernel = (rows: number): string => `
 struct Grid { packGridDimX: u32 }
 @group(0) @binding(0) var<storage, read> marks: array<u32>;
@@ -124,7 +124,7 @@ struct Grid { packGridDimX: u32 }
   if (feed >= 0) { tokens[feed] = best; }
 }`;
 
-/** As sure of every token as can be, and of no other. */
+/** Gives the chosen token a probability of 1. */
 const scoreKernel = (rows: number): string => `
 struct Grid { packGridDimX: u32 }
 @group(0) @binding(0) var<storage, read> sampled: array<i32>;
@@ -187,7 +187,7 @@ function weights(files: Files, build: number, shardBytes: number) {
   return { bytes: stream.length, shard_bytes: shardBytes, shards, tensors };
 }
 
-/** By docs/artifact.md, of whatever is there: of the tokenizer, and of the programs, which share theirs. */
+/** The packs of docs/artifact.md: one of the tokenizer, and one that the programs share. */
 function packs(files: Files, stale: string): object[] {
   const put = (name: string, of: RegExp): ReturnType<Files["put"]> => {
     const own = (file: string, bytes: Uint8Array) => (file === stale ? bytes.slice().fill(32, 0, 1) : bytes);
@@ -249,7 +249,7 @@ function program(files: Files, { features = [], invalid }: ToyOptions, name: str
       launch("greedy", size, "rrww", greedyKernel(size), "logits sample_i32 sampled tokens"),
     ]),
   );
-  /** Whatever the parameters are, the likeliest token is sampled of those that may be. */
+  /** Samples the likeliest allowed token, whatever the parameters are. */
   const sample = ROW_BUCKETS.map((size) =>
     plan("sample", size, [
       launch("sample", size, "rrrww", sampleKernel(size), "logits sample_i32 allowed sampled tokens"),
@@ -273,13 +273,13 @@ function program(files: Files, { features = [], invalid }: ToyOptions, name: str
 export interface ToyOptions {
   /** A kernel whose code is not valid. */
   readonly invalid?: "score";
-  /** Names of its programs, which do the same; one by default. */
+  /** Names of its programs, which all compute the same; one by default. */
   readonly programs?: readonly string[];
-  /** What the artifact's programs require. */
+  /** Features that the artifact's programs require. */
   readonly features?: readonly string[];
   /** Another build has another first shard; 0 to 255. */
   readonly build?: number;
-  /** Makes it a model of chats. */
+  /** The chat template, which makes it a chat model. */
   readonly chatTemplate?: string | undefined;
   /** Characters that tokens stand for instead of their own. */
   readonly instead?: Readonly<Record<string, string>>;
@@ -287,13 +287,13 @@ export interface ToyOptions {
   /** How the weights are cut: into three by default. */
   readonly shardBytes?: number;
   readonly eosTokenIds?: readonly number[];
-  /** More of the manifest. */
+  /** Further fields of the manifest. */
   readonly more?: object;
-  /** With packs, as builds write them since there are any. */
+  /** Whether the artifact has packs, as builds write them now. */
   readonly packed?: boolean;
   /** The pack holds another file of this name. */
   readonly stale?: string;
-  /** What another backend runs instead of the shaders. */
+  /** Programs of another backend that replace the shaders. */
   readonly other?: (files: Files) => { readonly target: string; readonly programs: readonly object[] };
 }
 

@@ -5,7 +5,7 @@ import { type StaticServer, serve } from "./serve.js";
 import { TOY_VOCAB } from "./toy-artifact.js";
 import { REFUSED, TRAPS, toyWasm } from "./toy-wasm.js";
 
-/** A real engine in this process: the toy for WebAssembly as a model of chats, loaded from a server. */
+/** A real engine in this process: the toy for WebAssembly as a chat model, loaded from a server. */
 export interface ToyChat {
   readonly server: StaticServer;
   readonly engine: Engine;
@@ -46,7 +46,7 @@ export function textAfter(prompt: string, count: number): string {
 
 const DISLIKED = [TRAPS, REFUSED].map((token) => String.fromCharCode(token + 31));
 
-/** A question whose answer of `count` tokens has none that the toy's kernels dislike, or only at its end. */
+/** A question for which the toy's kernels do not fail at the first `count` tokens of the answer. */
 export function question(count: number, before: readonly MessageParam[] = []): string {
   for (let i = 0; ; i++) {
     const asked = `question ${i}`;

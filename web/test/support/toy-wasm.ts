@@ -27,7 +27,7 @@ import {
 export const TRAPS = 94;
 export const REFUSED = 93;
 
-/** As `programs` lists them: the arguments of each kind of kernel, and what it takes them as. */
+/** The arguments of each kind of kernel with their types, in the order of `programs`. */
 const KINDS = {
   append: "tokens positions slots page_table.0 kv.0.k",
   look: `marks ${LOOK_ARGS}`,
@@ -76,7 +76,7 @@ function kernel(kind: Kind, body: string): string {
     (i32.const 0))`;
 }
 
-/** For $name from 0 on while it is less than `limit`. */
+/** A loop over $name from 0 to `limit` − 1. */
 const loop = (name: string, limit: string, body: string): string => `
   (local.set $${name} (i32.const 0))
   (block $end_${name} (loop $next_${name}
@@ -111,7 +111,7 @@ const cell = (pagesPerSlot: number): string =>
     ),
     HEAD_DIM,
   );
-/** $h takes in a number, as the shaders' hash does. */
+/** Adds a number to the hash $h, as the shaders do. */
 const hash = (value: string): string => times(`(i32.xor ${get("h")} ${value})`, 0x01000193);
 
 const append = ({ pagesPerSlot, disliked }: Speech): string =>
@@ -128,10 +128,10 @@ const append = ({ pagesPerSlot, disliked }: Speech): string =>
     ),
   );
 
-/** How a toy finds its next token. */
+/** How a toy chooses its next token. */
 interface Speech {
   readonly pagesPerSlot: number;
-  /** What it does with a $token before that comes into the cache. */
+  /** Code for a $token before it is written to the cache. */
   readonly disliked: string;
   /** Sets $token for row $m. */
   readonly next: string;
@@ -153,8 +153,8 @@ const HASHED: Speech = {
 };
 
 /**
- * Says what its prompt tells it to: what stands between the last ^ and the ~ behind it, from the last @ on.
- * Then it ends. It has line breaks instead of backticks.
+ * Answers with the text between the last ^ of its prompt and the next ~, from the last @ on, and then ends.
+ * Backticks become line breaks.
  */
 const PARROT_CONTEXT = 4096;
 const PARROT_PAGES = PARROT_CONTEXT / TOY_PAGE_SIZE;
@@ -205,7 +205,7 @@ const LOGIT = (index: string): string =>
 const SAMPLE = (column: number): string =>
   int("sample_i32", plus(times(get("m"), SAMPLE_COLUMNS), `(i32.const ${column})`));
 
-/** The likeliest token; `among` may take another. */
+/** Chooses the likeliest token; `among` may choose another one. */
 const choosing = (kind: Kind, among: string): string =>
   kernel(
     kind,
@@ -262,13 +262,13 @@ const SCORE = kernel(
   ),
 );
 
-/** Where each word of a data segment lies, as WAT writes it. */
+/** The words of a data segment in WAT. */
 const words = (numbers: readonly number[]): string =>
   [...new Uint8Array(Uint32Array.from(numbers).buffer)]
     .map((byte) => `\\${byte.toString(16).padStart(2, "0")}`)
     .join("");
 
-/** A thread of the toy waits until the pool is freed, and then traps: nothing hangs on it. */
+/** The module's source. A thread waits until the pool is freed, and then traps, so that nothing hangs. */
 const source = (shared: boolean, speech: Speech): string => `(module
   (import "env" "memory" (memory 32 65535 ${shared ? "shared" : ""}))
   (type $kernel (func (param i32) (result i32)))
@@ -369,7 +369,7 @@ async function speaking(speech: Speech, options: ToyOptions): Promise<ToyArtifac
   });
 }
 
-/** It answers just as the toy for WebGPU does. */
+/** The toy for WebAssembly, which answers like the toy for WebGPU. */
 export function toyWasm(
   chatTemplate?: string,
   cut: Pick<ToyOptions, "packed" | "shardBytes"> = {},
@@ -377,7 +377,7 @@ export function toyWasm(
   return speaking(HASHED, { chatTemplate, ...cut });
 }
 
-/** `more`: of its manifest. */
+/** The scripted toy. `more`: further fields of its manifest. */
 export function parrotWasm(chatTemplate: string, more: object = {}): Promise<ToyArtifact> {
   const contextLength = PARROT_CONTEXT;
   return speaking(PARROT, { chatTemplate, contextLength, eosTokenIds: [END], instead: { "`": "\n" }, more });

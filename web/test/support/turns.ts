@@ -1,5 +1,5 @@
 /**
- * Cases that run in turns, as tests/support/turns.py has them for Python: the content of the commit decides,
+ * Cases that run in turns, like those of tests/support/turns.py: the content of the commit decides the turn,
  * NEARFAR_TURN=N repeats a turn, NEARFAR_TURN=all runs all.
  */
 

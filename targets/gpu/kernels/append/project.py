@@ -4,7 +4,8 @@ rotation, and the append of k and v to the paged cache.
 A lane owns whole pairs (i, i + head_dim/2) of a head: a vector of each half. If heads are normed, a workgroup
 has a whole head, and its lanes add their sums of squares in workgroup memory; otherwise it has as many lanes
 as read whole lines. Facts about rows come from `rows` (jobs.Rows), and small vectors from one tensor: so the
-kernel has the eight buffers that every device allows.
+kernel has the eight buffers that every device allows. Heads that are stored differently (Matrix.pieces) have
+a launch each, and no launch needs another's results.
 """
 
 # mypy: ignore-errors
@@ -19,6 +20,7 @@ from tvm.script import tirx as T
 from nearfar.format.kv import BITS
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Project, Rows
+from nearfar.kernels.pieces import MatrixPiece, placed
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.gpu.kernels.append.quantizer import Quantizer
 from nearfar.targets.gpu.kernels.append.rows import PLACE, factor, turn
@@ -46,7 +48,7 @@ MAX_THREADS = 256
 
 
 def projects(job: Project, tuning: Tuning) -> bool:
-    """Whether the target has a kernel for the job. Norms over all heads would need the sums of all
+    """Whether the target has kernels for the job. Norms over all heads would need the sums of all
     workgroups, so there is none for them.
     """
     paged = job.paged
@@ -57,48 +59,61 @@ def projects(job: Project, tuning: Tuning) -> bool:
         and paged.head_dim % PAIRS == 0
         and not (paged.norm_eps is not None and paged.norm_all)
         and (paged.q_scale is None or paged.q_scale[1] == int(paged.q_scale[1]))
+        and all(piece.first % paged.head_dim == 0 for piece in placed(job.linear.matrix))
     )
 
 
 def project(job: Project, tuning: Tuning) -> Staged:
-    """The launch of a Project job."""
-    names = (*job.inputs(len(parts(job.linear.matrix))), "out")
-    return Staged((Stage(of_numbers(select(_kernel(job, tuning), list(names), "project")), names),))
+    """The launches of a Project job: one for each piece of the matrix."""
+    launches, before = [], 0
+    for piece in placed(job.linear.matrix):
+        count = len(parts(piece.matrix))
+        names = (*job.inputs(count), "out")
+        func = of_numbers(select(_kernel(job, piece, tuning), list(names), "project"))
+        given = {f"w{i}": f"w{before + i}" for i in range(count)}
+        launches.append(Stage(func, tuple(given.get(name, name) for name in names)))
+        before += count
+    return Staged(tuple(launches))
 
 
 @dataclass(frozen=True)
 class Heads:
     """How workgroups divide heads: each half of a head is `half` vectors, and a workgroup has `lanes` of
-    them. `quantized`: appended rows become codes.
+    them. `quantized`: appended rows become codes. The launch has the heads from `first` on.
     """
 
     half: int
     lanes: int
     normed: bool
     quantized: bool = False
+    first: int = 0
 
     @staticmethod
-    def of(job: Project) -> Heads:
-        """How a job's heads are divided among lanes."""
+    def of(job: Project, first: int = 0) -> Heads:
+        """How a job's heads from `first` on are divided among lanes."""
         half = job.paged.head_dim // PAIRS
         normed = job.paged.norm_eps is not None or job.paged.v_norm_eps is not None
         quantized = job.paged.append and job.paged.kv_dtype in BITS
         lines = (lanes for lanes in range(LANES, half) if half % lanes == 0)
-        return Heads(half, half if normed or quantized else next(lines, half), normed, quantized)
+        return Heads(half, half if normed or quantized else next(lines, half), normed, quantized, first)
 
     def head(self, bx):
         """The head of a workgroup."""
-        return bx // (self.half // self.lanes)
+        return bx // (self.half // self.lanes) + self.first
+
+    def place(self, bx, tx, side):
+        """The index of a lane's vector among those of all heads."""
+        return (self.head(bx) * 2 + side) * self.half + self.lane(bx, tx)
 
     def lane(self, bx, tx):
         """The index of a lane's vector within a half."""
         return bx % (self.half // self.lanes) * self.lanes + tx
 
     def columns(self, heads: int) -> Columns:
-        """The columns of `heads` heads."""
+        """The columns of `heads` heads, counted from the first."""
 
         def place(bx, tx, side):
-            return (self.head(bx) * 2 + side) * self.half + self.lane(bx, tx)
+            return self.place(bx, tx, side) - self.first * 2 * self.half
 
         return Columns(heads * self.half // self.lanes, place, 2, self.lanes)
 
@@ -111,14 +126,15 @@ def _deeper(tuning: Tuning) -> Tuning:
     return replace(tuning, device=replace(device, k_lanes=min(2 * device.k_lanes, MAX_THREADS // LANES)))
 
 
-def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
-    linear, paged, heads = job.linear, job.paged, Heads.of(job)
+def _kernel(job: Project, piece: MatrixPiece, tuning: Tuning) -> tirx.PrimFunc:
+    linear, paged = job.linear, job.paged
+    heads = Heads.of(job, piece.first // paged.head_dim)
     m, k, half, lanes = job.m, linear.matrix.k, heads.half, heads.lanes
     kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
-    columns = heads.columns(paged.x_heads)
+    columns = heads.columns(piece.matrix.n // paged.head_dim)
     cached, layout = Cached.of(paged, Head.of(paged)), Quantized.of(paged)
     shared = m * lanes * 4 * heads.normed + (Quantizer(layout, m).shared_bytes if heads.quantized else 0)
-    product = Product(m, linear.x_dtype, linear.matrix, columns, linear.norm, shared)
+    product = Product(m, linear.x_dtype, piece.matrix, columns, linear.norm, shared)
     sums = Sums(product, _deeper(tuning))
     quantizer = Quantizer(layout, m, sums.own) if heads.quantized else None
     held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
@@ -132,7 +148,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
         sums.finish(held, r, ty, tx)
         if linear.bias:
             for side in range(2):
-                added = pair[r * 2 + side] + vectors[starts["bias"] + columns.place(bx, tx, side)]
+                added = pair[r * 2 + side] + vectors[starts["bias"] + heads.place(bx, tx, side)]
                 T.buffer_store(pair, added, [r * 2 + side])
 
     def rotate(pair, r, turned, rows, row, bx, tx):
@@ -172,7 +188,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
     def store_q(pair, r, rows, out, row, bx, tx):
         if paged.q_scale is not None:
             multiply(pair, r, [factor(rows, row)] * 2)
-        put(pair, r, out, paged.dtype, row, columns.place(bx, tx, 0))
+        put(pair, r, out, paged.dtype, row, heads.place(bx, tx, 0))
 
     def append(to, rows, k_cache, v_cache, row, bx):
         """Call `to(cache, page, head, offset)` for the cache of a head of k or v, if the row has a place in

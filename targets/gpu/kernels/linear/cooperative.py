@@ -25,6 +25,7 @@ from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.kernels.common import ceil_div, select, stored
 from nearfar.targets.gpu.kernels.linear.epilogue import VALUES, epilogue, sides
 from nearfar.targets.gpu.kernels.linear.layout import params
+from nearfar.targets.gpu.kernels.script.scales import GroupScales
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
@@ -68,10 +69,10 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
     has_norm, eps = job.norm is not None, job.norm or 0.0
     lanes = WIDE // each
     deep = THREADS // lanes
-    slices = Slices.of(matrix, MADE)
+    slices, group_scales = Slices.of(matrix, MADE), GroupScales(matrix)
     across, tiles = job.columns // WIDTH, ceil_div(k, TILE_K)
     ragged_m, ragged_n, ragged_k = m % ROWS != 0, across % lanes != 0, k % TILE_K != 0
-    (words_shape, word_dtype), (scales_shape, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
+    (words_shape, word_dtype), scales_in = word_buffer(matrix), scale_buffer(matrix)
     beside = COLUMNS // size  # tiles side by side
     sums = ROWS // size * beside
     most = ceil_div(sums * widest, THREADS)  # the most sums of a subgroup
@@ -80,11 +81,17 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
 
     def load_tile(word, scale, xs, w0, w1, x, row, tile, column, first, thread):
         """Load a thread's share of a tile into registers; past k the last inputs are loaded again."""
-        start = tile * TILE_K + first
-        start = T.min(start, k - MADE) if ragged_k else start
-        slices.bring(word, scale, w0, w1, start, column)
+        start = start_of(tile, first)
+        slices.bring(word, w0, start, column)
+        if matrix.quantized:
+            group_scales.load(scale, 0, w1, start // matrix.group, column)
         for j in range(FILLS):
             T.buffer_store(xs, vector_of(x, row[j], tile * ACROSS_K + thread % ACROSS_K), [j])
+
+    def start_of(tile, first):
+        """The first input that a thread loads."""
+        start = tile * TILE_K + first
+        return T.min(start, k - MADE) if ragged_k else start
 
     def vector_of(x, row, index):
         """Four inputs of a row; zeros beyond k."""
@@ -94,8 +101,10 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
 
     def store_tile(wt, xt, word, scale, xs, rstd, norm, tile, first, thread):
         """Write a thread's weights and normalized rows to workgroup memory."""
+        if matrix.quantized:
+            group_scales.convert(scale, 0, start_of(tile, first) // matrix.group)
         for e in range(MADE):
-            value = slices.scaled(word, scale, first, e)
+            value = group_scales.weight(scale, 0, slices.weight(word, first, e))
             T.buffer_store(wt, T.Cast("float16x4", value), [(first + e) * W_STRIDE + thread % WIDE])
         vector = tile * ACROSS_K + thread % ACROSS_K
         for j in range(FILLS):
@@ -134,7 +143,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
         x: T.Buffer((m, k // WIDTH), f"{job.x_dtype}x{WIDTH}"),
         norm: T.Buffer((k // WIDTH,), f"float32x{WIDTH}"),
         w0: T.Buffer(words_shape, word_dtype),
-        w1: T.Buffer(scales_shape, scale_dtype),
+        w1: T.Buffer(*scales_in),
         bias: T.Buffer(quarter((job.of or matrix.n,)), f"float32x{WIDTH}"),
         residual: T.Buffer(quarter((m, job.width)), f"{job.out_dtype}x{WIDTH}"),
         out: T.Buffer(quarter(job.out[0]), f"{job.out_dtype}x{WIDTH}"),
@@ -149,7 +158,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
                     square = T.alloc_local((FILLS,), "float32x4")
                     xs = T.alloc_local((FILLS,), "float32x4")
                     word = T.alloc_local((slices.words,), word_dtype)
-                    scale = T.alloc_local((1,), scale_dtype)
+                    scale = T.meta_var(group_scales.declare())
                     row = T.alloc_local((FILLS,), "int32")
                     value = T.alloc_local((VALUES,), "float32")
                     rstd = T.alloc_local((FILLS,), "float32")

@@ -18,7 +18,6 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     placed_code,
     scale_and_bias,
     scale_shape,
-    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -50,9 +49,12 @@ def embed(job: Embed) -> Staged:
         return value + T.Select(e == inputs - 1, T.float32(top_code_offset(matrix.bits)), T.float32(0))
 
     def value(word, scale, e):
-        if matrix.quantized:
+        if not matrix.quantized:
+            return dense_element(word[0], matrix.bits, e)
+        if matrix.scales.offsets:
             return code(word, e) * scale[0] + scale[1]
-        return dense_element(word[0], matrix.bits, e)
+        # Codes are centred first: a product of 19 and 6 bits would be rounded before the sum.
+        return (code(word, e) - T.float32(matrix.zero)) * scale[0]
 
     def scaled(value):
         return value if job.scale == 1 else value * T.float32(job.scale)
@@ -81,9 +83,11 @@ def embed(job: Embed) -> Staged:
                         for v in T.unroll(units.words):
                             word[v] = units.load(w0, at[1], v, at[2] - job.first)
                         if matrix.quantized:
-                            sb: T.let = scale_word(matrix, w1, at[1] * inputs // group, at[2] - job.first)
-                            scale[0] = scale_and_bias(matrix, sb, at[2] - job.first)[0]
-                            scale[1] = scale_and_bias(matrix, sb, at[2] - job.first)[1]
+                            both = T.meta_var(
+                                scale_and_bias(matrix, w1, at[1] * inputs // group, at[2] - job.first)
+                            )
+                            scale[0] = both[0]
+                            scale[1] = both[1]
                         for e in T.unroll(inputs):
                             if not ragged or at[1] * inputs + e < matrix.k:
                                 out[at[0], at[1] * inputs + e] = scaled(value(word, scale, e))

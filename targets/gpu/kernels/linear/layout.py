@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 from nearfar.kernels.jobs import Embed, Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half
+from nearfar.targets.gpu.levels import Levels
 from nearfar.targets.gpu.packing import PLANES, parts
 
 SPLIT_UNIT = 16  # inputs of a unit of two planes: a group has at least as many
@@ -64,17 +65,40 @@ def scale_shape(matrix: Matrix) -> tuple[int, ...]:
     return parts(matrix)[1].shape if matrix.quantized else (1, 1)
 
 
-def scale_word(matrix: Matrix, w1, group, column):
-    """The word with the scale of a column's group."""
-    return w1[group, column if matrix.scales.offsets else column // 2]
-
-
-def scale_and_bias(matrix: Matrix, word, column):
-    """Scale and bias of a column's group from their word, as float32."""
+def scale_and_bias(matrix: Matrix, w1, group, column):
+    """Scale and bias of a column's group, float32; the words that hold them are bound in the kernel that is
+    being parsed.
+    """
+    scales = matrix.scales
+    if scales.superblock:
+        return _of_levels(matrix, w1, group, column)
+    word = T.Bind(w1[group, column if scales.offsets else column // 2])
     low, high = low_half(word), high_half(word)
-    if matrix.scales.offsets:
+    if scales.offsets:
         return low, high
     scale = T.Select(column % 2 == 0, low, high)
+    return scale, scale * T.float32(-matrix.zero)
+
+
+def _of_levels(matrix: Matrix, w1, group, column):
+    """Scale and bias of a column's group from integers and their factors (levels.py)."""
+    levels, scales = Levels.of(matrix), matrix.scales
+    found: list = [None] * scales.values
+    for plane in levels.planes:
+        word = T.Bind(w1[plane.first + group // plane.groups, column])
+        for i in range(scales.values):
+            shift = group % plane.groups * plane.field + i * plane.bits
+            part = T.shift_right(word, T.Cast("uint32", shift)) & T.uint32((1 << plane.bits) - 1)
+            part = T.shift_left(part, T.uint32(plane.low)) if plane.low else part
+            found[i] = part if found[i] is None else found[i] | part
+    integers = [f32(T.Cast("int32", each)) for each in found]
+    superblock = group // levels.groups
+    word = T.Bind(w1[levels.factors + superblock // levels.shared, column])
+    low, high = low_half(word), high_half(word)
+    if scales.offsets:
+        return low * integers[0], high * -integers[1]
+    factor = T.Select(superblock % 2 == 0, low, high)
+    scale = factor * (integers[0] - T.float32(scales.zero(scales.bits)))
     return scale, scale * T.float32(-matrix.zero)
 
 

@@ -50,6 +50,7 @@ from nearfar.targets.gpu.kernels.linear.scaled import (
     words_of,
 )
 from nearfar.targets.gpu.kernels.linear.tiled import Tiled
+from nearfar.targets.gpu.kernels.script.scales import GroupScales
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
@@ -57,12 +58,10 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     at,
     clear,
     f32x4,
-    high_halves,
     of_numbers,
     or_zero,
     quarter,
     scale_buffer,
-    scales_of,
     spread,
     total,
     word_buffer,
@@ -136,10 +135,10 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     plan, each = tiling(job, tuning), sides(job)
     lanes, threads, own, made, copies = plan.lanes, plan.threads, plan.own, plan.made, plan.copies
     scaled, coded, biased, pieces, groups = plan.scaled, plan.coded, plan.biased, plan.pieces, plan.groups
-    slices, limit = Slices.of(matrix, made), limit_of(matrix.bits)
+    slices, group_scales, limit = Slices.of(matrix, made), GroupScales(matrix), limit_of(matrix.bits)
     across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
     ragged_m, ragged_n, ragged_k = m % plan.rows != 0, across % lanes != 0, k % TILE_K != 0
-    (words_shape, word_dtype), (scales_shape, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
+    (words_shape, word_dtype), scales_in = word_buffer(matrix), scale_buffer(matrix)
     vector, product = f"{plan.dtype}x{WIDTH}", f"{'float16' if coded else 'float32'}x{WIDTH}"
     chunks, w_size = plan.rows * CHUNKS, TILE_K * wide
     middle = float(1 << (matrix.bits - 1))
@@ -155,12 +154,18 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
 
     def load_tile(word, scale, xs, w0, w1, x, row, tile, column, first, thread):
         """Load a thread's share of a tile into registers; past k the last inputs are loaded again."""
-        start = tile * TILE_K + first
-        start = T.min(start, k - made) if ragged_k and quantized else start
-        slices.bring(word, scale, w0, w1, start, column, ragged_k and not quantized)
+        start = start_of(tile, first)
+        slices.bring(word, w0, start, column, ragged_k and not quantized)
+        if quantized:
+            group_scales.load(scale, 0, w1, start // matrix.group, column)
         for j in range(pieces):
             for v in range(VECTORS):
                 T.buffer_store(xs, x[row[j], inside(vector_of(tile, thread, v))], [j * VECTORS + v])
+
+    def start_of(tile, first):
+        """The first input that a thread loads."""
+        start = tile * TILE_K + first
+        return T.min(start, k - made) if ragged_k and quantized else start
 
     def vector_of(tile, thread, v):
         """The index in a row of the `v`th vector of the thread's chunk."""
@@ -169,9 +174,11 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     def inside(index):
         return T.min(index, k // WIDTH - 1) if ragged_k else index
 
-    def store_weights(wt, held, word, scale, first, thread, copy):
+    def store_weights(wt, held, word, scale, tile, first, thread, copy):
         """Write a thread's weights or codes to workgroup memory."""
-        weights = ((e, slices.scaled(word, scale, first, e)) for e in range(made))
+        if quantized:
+            group_scales.convert(scale, 0, start_of(tile, first) // matrix.group)
+        weights = ((e, group_scales.weight(scale, 0, slices.weight(word, first, e))) for e in range(made))
         for e, value in centred(held, matrix, made, word, first) if coded else weights:
             place = copy * w_size + (first + e) * wide + thread % wide
             T.buffer_store(wt, T.Cast(vector, value), [place])
@@ -179,10 +186,10 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     def store_scales(scales, biases, scale, first, thread, copy):
         """Write scale and bias of a group's codes minus their middle, in float32."""
         place = (copy * groups + first // (TILE_K // groups)) * wide + thread % wide
-        factors = scales_of(matrix, scale[0])
+        factors = group_scales.scale(scale, 0)
         T.buffer_store(scales, factors, [place])
         if biased:
-            T.buffer_store(biases, high_halves(scale[0]) + factors * spread(T.float32(middle)), [place])
+            T.buffer_store(biases, group_scales.bias(scale, 0) + factors * spread(T.float32(middle)), [place])
 
     def store_rows(xt, factors, sums, square, squares, xs, value, bits, exponent, norm, tile, thread, copy):
         """Write a thread's rows, times the norm's weights, to workgroup memory; f16 programs scale each
@@ -297,7 +304,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         logit_rows: T.Buffer((MAX_ROWS,), "int32"),
         norm: T.Buffer((k // WIDTH,), f"float32x{WIDTH}"),
         w0: T.Buffer(words_shape, word_dtype),
-        w1: T.Buffer(scales_shape, scale_dtype),
+        w1: T.Buffer(*scales_in),
         bias: T.Buffer(quarter((job.of or matrix.n,)), f"float32x{WIDTH}"),
         residual: T.Buffer(quarter((m, job.width)), f"{job.out_dtype}x{WIDTH}"),
         out: T.Buffer(quarter(job.out[0]), f"{job.out_dtype}x{WIDTH}"),
@@ -324,7 +331,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                         xs = T.alloc_local((own,), product)
                         weight = T.alloc_local((each,), product)
                         word = T.alloc_local((slices.words,), word_dtype)
-                        scale = T.alloc_local((1,), scale_dtype)
+                        scale = T.meta_var(group_scales.declare())
                         row = T.alloc_local((pieces,), "int32")
                         value = T.alloc_local((VALUES,), "float32")
                         rstd = T.alloc_local((1,), "float32")
@@ -347,7 +354,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                         load_tile(word, scale, fill, w0, w1, x, row, 0, column, first, thread)
                         for tile in T.serial(tiles):
                             copy: T.let = tile % copies
-                            store_weights(wt, held, word, scale, first, thread, copy)
+                            store_weights(wt, held, word, scale, tile, first, thread, copy)
                             if coded and first % (TILE_K // groups) == 0:
                                 store_scales(scales, biases, scale, first, thread, copy)
                             store_rows(

@@ -38,18 +38,17 @@ from nearfar.targets.gpu.kernels.linear.rounded import (
     scales_shape,
 )
 from nearfar.targets.gpu.kernels.linear.tiled import Tiled
+from nearfar.targets.gpu.kernels.script.scales import GroupScales, Held
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
     at,
     clear,
     f32x4,
-    high_halves,
     joined,
     of_numbers,
     quarter,
     scale_buffer,
-    scales_of,
     spread,
     word_buffer,
 )
@@ -92,6 +91,10 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
     x_size, w_size, s_size = plan.rows * vectors, TILE_K * bits // 32 * wide, groups * wide
     x_fills, w_fills, s_fills, r_fills = (ceil_div(n, threads) for n in (x_size, w_size, s_size, plan.rows))
 
+    # Integer scales are in workgroup memory as numbers, others as they were loaded.
+    group_scales = GroupScales(matrix, s_fills)
+    s_each, s_dtype = (matrix.scales.values, f"float32x{WIDTH}") if group_scales.levels else (1, scale_dtype)
+
     # These write statements into the kernel below, unrolled.
 
     def fill(size, fills, thread, write):
@@ -112,6 +115,11 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         row = by * plan.rows + place
         return T.min(row, m - 1) if ragged_m else row
 
+    def group_of(tile, index):
+        """The group of a tile's `index`th vector of scales."""
+        row = tile * TILE_K // matrix.group + index // wide
+        return T.min(row, k // matrix.group - 1) if k % TILE_K else row
+
     def load_tile(held, x, scales, w0, w1, tile, thread, bx, by):
         """Load a thread's share of a tile into registers; rows past k are 0, so codes there do not matter."""
         xs, words, scale, factors = held
@@ -123,9 +131,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
             T.buffer_store(words, w0[row, column_of(index % wide, bx)], [j])
 
         def group(j, index):
-            row = tile * TILE_K // matrix.group + index // wide
-            row = T.min(row, k // matrix.group - 1) if k % TILE_K else row
-            T.buffer_store(scale, w1[row, column_of(index % wide, bx)], [j])
+            group_scales.load(scale, j, w1, group_of(tile, index), column_of(index % wide, bx))
 
         def inputs(j, index):
             value = x[row_at(index // vectors, by), tile * vectors + index % vectors]
@@ -139,7 +145,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
             lambda j, index: T.buffer_store(factors, scales[row_at(index, by), tile], [j]),
         )  # fmt: skip
 
-    def store_tile(held, tiled, thread):
+    def store_tile(held, tiled, tile, thread):
         """Write a thread's words to workgroup memory, each vector of them as `apart` vectors of
         four codes.
         """
@@ -155,13 +161,19 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                     value = T.shift_right(value, _bits(part * bits)) & _bits(0x01010101 * ((1 << bits) - 1))
                 T.buffer_store(wt, value, [(first + part) * wide + index % wide])
 
+        def of_groups(j, index):
+            group_scales.convert(scale, j, group_of(tile, index))
+            array = scale.numbers if group_scales.levels else scale.words
+            for value in range(s_each):
+                T.buffer_store(st, array[j * s_each + value], [index * s_each + value])
+
         def numbers(j, index):
             for place in range(WIDTH):
                 T.buffer_store(rt, at(factors[j], place), [index * WIDTH + place])
 
         fill(x_size, x_fills, thread, lambda j, index: T.buffer_store(xt, xs[j], [index]))
         fill(w_size, w_fills, thread, codes)
-        fill(s_size, s_fills, thread, lambda j, index: T.buffer_store(st, scale[j], [index]))
+        fill(s_size, s_fills, thread, of_groups)
         fill(plan.rows, r_fills, thread, numbers)
 
     def add_vector(whole, rows, xt, wt, block, vector, tx, ty):
@@ -182,9 +194,9 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         """Scale the integers of 32 inputs, and add them to the sums."""
         for side in range(each):
             of_group = block * INPUTS // matrix.group if groups > 1 else 0
-            words = st[of_group * wide + side * lanes + tx]
-            scale = scales_of(matrix, words)
-            bias = high_halves(words) if biased else None
+            held, place = Held(st, st), of_group * wide + side * lanes + tx
+            scale = group_scales.scale(held, place)
+            bias = group_scales.bias(held, place) if biased else None
             if centre:
                 added = scale * spread(T.float32(centre))
                 bias = bias + added if biased else added
@@ -211,11 +223,11 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                     for tx in T.thread_binding(lanes, thread="threadIdx.x"):
                         xt = T.alloc_shared((x_size,), "uint32x4")
                         wt = T.alloc_shared((TILE_K // BYTES * wide,), "uint32x4")
-                        st = T.alloc_shared((s_size,), scale_dtype)
+                        st = T.alloc_shared((s_size * s_each,), s_dtype)
                         rt = T.alloc_shared((plan.rows * WIDTH,), "float32")
                         xs = T.alloc_local((x_fills,), "uint32x4")
                         words = T.alloc_local((w_fills,), "uint32x4")
-                        scale = T.alloc_local((s_fills,), scale_dtype)
+                        scale = T.meta_var(group_scales.declare())
                         factors = T.alloc_local((r_fills,), "float32x4")
                         acc = T.alloc_local((own * each,), "float32x4")
                         whole = T.alloc_local((own * each,), "int32x4")
@@ -225,7 +237,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                         clear(acc, own * each)
                         load_tile((xs, words, scale, factors), x, scales, w0, w1, 0, thread, bx, by)
                         for tile in T.serial(tiles):
-                            store_tile((xs, words, scale, factors), (xt, wt, st, rt), thread)
+                            store_tile((xs, words, scale, factors), (xt, wt, st, rt), tile, thread)
                             T.tvm_storage_sync("shared")
                             following: T.let = T.min(tile + 1, tiles - 1)
                             load_tile(

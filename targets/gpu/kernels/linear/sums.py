@@ -34,6 +34,7 @@ from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.common import ceil_div
 from nearfar.targets.gpu.kernels.linear.halves import Halves, in_pairs
 from nearfar.targets.gpu.kernels.linear.products import F32X4, ChunkSums, Inputs, Products
+from nearfar.targets.gpu.kernels.script.scales import GroupScales, Held
 from nearfar.targets.gpu.kernels.script.text import local_array, shared_array
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
@@ -41,11 +42,9 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     clear,
     f32x4,
     fma,
-    high_halves,
     number,
     or_zero,
     scale_buffer,
-    scales_of,
     spread,
     word_buffer,
 )
@@ -162,7 +161,9 @@ def _threads(job: Product, plan: Tiling) -> int:
 
 def _in_flight(job: Product, plan: Tiling) -> int:
     """Bytes of the matrix that all threads load at once."""
-    scales = job.matrix.scales.values * 8 if job.matrix.quantized else 0
+    matrix, scales = job.matrix, 0
+    if matrix.quantized:
+        scales = matrix.scales.bytes(WIDTH, matrix.k, matrix.group) * matrix.group // matrix.k
     loads = plan.batch * (plan.units * Reader.of(job.matrix).words * 16 + scales)
     return _threads(job, plan) * loads * job.columns.sides
 
@@ -188,7 +189,7 @@ class Memory:
     square: Any
     chunk: ChunkSums
     word: Any
-    scale: Any
+    scale: Held
     rstd: Any
 
 
@@ -202,6 +203,7 @@ class Sums:
         paired = tuning.half and job.x_dtype == "float16" and in_pairs(job.matrix)
         kind = Halves if paired else Products
         self.products = kind(job.m, self.each, self.plan.units, job.matrix)
+        self.group_scales = GroupScales(job.matrix, self.plan.batch * self.each)
         self.words, self.scales = word_buffer(job.matrix), scale_buffer(job.matrix)
         """Shape and dtype of the matrix's parts."""
 
@@ -237,7 +239,7 @@ class Sums:
             square=local_array("square", m, "float32"),
             chunk=ChunkSums(dot, xsum, local_array("chunk_square", m, "float32")),
             word=local_array("word", plan.batch * each * self.products.chunk_words, self.words[1]),
-            scale=local_array("scale", plan.batch * each, self.scales[1]),
+            scale=self.group_scales.declare(),
             rstd=local_array("rstd", 1, "float32"),
         )
 
@@ -302,26 +304,32 @@ class Sums:
         chunks = [(step * plan.batch + b) * self.splits + ty for b in range(plan.batch)]
         for b, chunk in enumerate(chunks):
             self._load_words(held, w0, w1, self._inside(chunk), b, places)
+        for b, chunk in enumerate(chunks if self.group_scales.levels else ()):
+            for side in range(self.each):
+                self.group_scales.convert(held.scale, b * self.each + side, self._group(self._inside(chunk)))
         for b, chunk in enumerate(chunks):
             start, first = b * self.each * products.chunk_words, self._inside(chunk) * self.chunk_vectors
             products.chunk(held.chunk, inputs, held.word, start, first)
             self._add_chunk(held, b, chunk < plan.chunks)
+
+    def _group(self, chunk):
+        """The group to which a chunk belongs."""
+        return chunk * (self.plan.units * self.products.reader.inputs) // self.job.matrix.group
 
     def _inside(self, chunk):
         return T.min(chunk, self.plan.chunks - 1) if self.plan.ragged else chunk
 
     def _load_words(self, held: Memory, w0, w1, chunk, b: int, places) -> None:
         """Load the words and scales of chunk `b` of a batch."""
-        reader, matrix = self.products.reader, self.job.matrix
+        reader = self.products.reader
         for side, place in enumerate(places):
             start = (b * self.each + side) * self.products.chunk_words
             for unit in range(self.plan.units):
                 for i in range(reader.words):
                     value = reader.load(w0, chunk * self.plan.units + unit, i, place)
                     T.buffer_store(held.word, value, [start + unit * reader.words + i])
-            if matrix.quantized:
-                group = chunk * (self.plan.units * reader.inputs) // matrix.group
-                T.buffer_store(held.scale, w1[group, place], [b * self.each + side])
+            if self.job.matrix.quantized:
+                self.group_scales.load(held.scale, b * self.each + side, w1, self._group(chunk), place)
 
     def _add_chunk(self, held: Memory, b: int, valid) -> None:
         """Add scale · Σ q·x + bias · Σ x for a group, or a part of it; a chunk past the last adds nothing."""
@@ -334,18 +342,18 @@ class Sums:
                 place, pair = i * self.each + side, b * self.each + side
                 if self.job.matrix.quantized:
                     if ragged and i == 0:
-                        T.buffer_store(held.scale, or_zero(valid, held.scale[pair]), [pair])
-                    self._add_scaled(held, i, place, held.scale[pair])
+                        self.group_scales.drop(held.scale, pair, valid)
+                    self._add_scaled(held, i, place, pair)
                 else:
                     value = or_zero(valid, sums.dot[place]) if ragged else sums.dot[place]
                     T.buffer_store(held.acc, held.acc[place] + value, [place])
 
-    def _add_scaled(self, held: Memory, i: int, place: int, pair) -> None:
+    def _add_scaled(self, held: Memory, i: int, place: int, pair: int) -> None:
         """Add sums of codes times scales, and sums of inputs times biases."""
         dot, acc, x, centre = held.chunk.dot, held.acc, spread(held.chunk.xsum[i]), self.products.centre
         if self.products.biased:
             if centre:
                 T.buffer_store(dot, fma(x, number(centre), dot[place]), [place])
-            T.buffer_store(acc, fma(high_halves(pair), x, acc[place]), [place])
-        scales = scales_of(self.job.matrix, pair)
+            T.buffer_store(acc, fma(self.group_scales.bias(held.scale, pair), x, acc[place]), [place])
+        scales = self.group_scales.scale(held.scale, pair)
         T.buffer_store(acc, fma(scales, dot[place], acc[place]), [place])

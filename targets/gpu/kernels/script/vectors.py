@@ -41,7 +41,7 @@ def word_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
 
 def scale_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of the buffer with the words of scales of four columns, in vectors."""
-    if not matrix.scales.offsets:
+    if not (matrix.scales.offsets or matrix.scales.superblock):
         groups, words = scale_shape(matrix)
         return (groups, words // SCALE_WORDS), f"uint32x{SCALE_WORDS}"
     return quarter(scale_shape(matrix)), f"uint32x{WIDTH}"
@@ -140,11 +140,6 @@ def high_halves(words):
 def four_halves(words):
     """The float16 in the halves of two words, in order, as float32."""
     return T.call_pure_extern(f"float32x{WIDTH}", FOUR_HALVES, words)
-
-
-def scales_of(matrix: Matrix, words):
-    """The scales of four columns, float32x4, from their words (see scale_buffer)."""
-    return low_halves(words) if matrix.scales.offsets else four_halves(words)
 
 
 @dataclass(frozen=True)
@@ -254,22 +249,10 @@ class Slices:
             word -= count
         raise IndexError(word)
 
-    def bring(self, word, scale, w0, w1, start, column, ragged: bool = False) -> None:
-        """Load a thread's words and scale for its inputs from `start` on into registers (statements)."""
+    def bring(self, word, w0, start, column, ragged: bool = False) -> None:
+        """Load a thread's words for its inputs from `start` on into registers (statements)."""
         for i in range(self.words):
             T.buffer_store(word, self.load(w0, start, i, column, ragged), [i])
-        if self.matrix.quantized:
-            T.buffer_store(scale, w1[start // self.matrix.group, column], [0])
-
-    def scaled(self, word, scale, first, e: int):
-        """The weight of input first + e, from the registers that `bring` filled: a code times its scale, plus
-        its bias, if it has one.
-        """
-        value = self.weight(word, first, e)
-        if not self.matrix.quantized:
-            return value
-        product = scales_of(self.matrix, scale[0]) * value
-        return product + high_halves(scale[0]) if self.matrix.scales.offsets else product
 
     def weight(self, word, first, e: int):
         """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32.

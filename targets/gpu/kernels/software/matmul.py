@@ -32,7 +32,6 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     placed_code,
     scale_and_bias,
     scale_shape,
-    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -145,9 +144,9 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                     for g in T.serial(units.count // group_units):
                         if quantized:
                             for r in T.unroll(TILE_N):
-                                sb: T.let = scale_word(job.matrix, w1, g, row[r])
-                                scale[r] = scale_and_bias(job.matrix, sb, row[r])[0]
-                                offset[r] = scale_and_bias(job.matrix, sb, row[r])[1]
+                                both = T.meta_var(scale_and_bias(job.matrix, w1, g, row[r]))
+                                scale[r] = both[0]
+                                offset[r] = both[1]
                                 top[r] = offset[r] + scale[r] * T.float32(top_code_offset(bits))
                         for j in T.serial(group_units // tile_units):
                             for t in T.unroll(ceil_div(tile_k, fillers)):

@@ -34,7 +34,6 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     placed_code,
     scale_and_bias,
     scale_shape,
-    scale_word,
     top_code_offset,
     word_shape,
 )
@@ -221,9 +220,9 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
                                 top[i] = top[i] * T.float32(top_code_offset(bits))
                             for r in T.unroll(rows):
                                 if quantized:
-                                    sb: T.let = scale_word(job.matrix, w1, g, at[r])
-                                    scale: T.let = scale_and_bias(job.matrix, sb, at[r])[0]
-                                    offset: T.let = scale_and_bias(job.matrix, sb, at[r])[1]
+                                    both = T.meta_var(scale_and_bias(job.matrix, w1, g, at[r]))
+                                    scale: T.let = both[0]
+                                    offset: T.let = both[1]
                                     for i in T.unroll(m):
                                         dot[i * rows + r] = grouped(
                                             scale, offset, dot[i * rows + r], top[i], xsum[i]

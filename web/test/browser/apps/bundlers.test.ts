@@ -1,4 +1,4 @@
-/** Apps of bundlers without a server of their own: built, served from a folder, and asked in Chromium. */
+/** Apps built by bundlers without a server of their own, served from a folder, and run in Chromium. */
 
 import { cp } from "node:fs/promises";
 import { join } from "node:path";
@@ -11,8 +11,8 @@ import { run, WEB } from "../../support/programs.js";
 import { inTurns } from "../../support/turns.js";
 
 /**
- * Builds the app of its folder with webpack, or Rspack, which has the same interface. What follows grammars is
- * large, loaded late, and both warn of its size.
+ * Builds the app of its folder with webpack, or Rspack, which has the same interface. Both warn of the size of
+ * the grammar library, which is loaded late.
  */
 const PACK = `
   const { default: pack } = await import(process.argv[1]);
@@ -25,7 +25,7 @@ const PACK = `
   });
 `;
 
-/** By the bundler's name: builds the app of a folder into its dist/. */
+/** For each bundler, a function that builds the app of a folder into its dist/. */
 const BUILDS: Record<string, (app: string) => Promise<unknown>> = {
   webpack: (app) => pack("webpack", app),
   rspack: (app) => pack("@rspack/core", app),
@@ -37,7 +37,7 @@ const BUILDS: Record<string, (app: string) => Promise<unknown>> = {
 /** The folder of web/apps that has a bundler's configuration. */
 const CONFIGURATION: Record<string, string> = { rspack: "webpack" };
 
-/** As a program of its own, as its command line is: here it would hold up the apps beside it. */
+/** Runs the bundler in a process of its own, like its command line: here it would hold up other apps. */
 async function pack(bundler: string, app: string): Promise<void> {
   const module = import.meta.resolve(bundler);
   const told = await run(process.execPath, ["--input-type=module", "--eval", PACK, module], app);
@@ -61,10 +61,10 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", BESIDE, () => {
   });
   afterAll(() => browser?.close());
 
-  // A run has the page by three of them, and the page that shares its engine by one of these.
-  const three = inTurns(Object.entries(BUILDS), 3);
+  // A run has the page by two of them, and the page that shares its engine by one of these.
+  const two = inTurns(Object.entries(BUILDS), 2);
   const shares = inTurns(Object.keys(BUILDS));
-  describe.each(three)("of %s", (bundler, build) => {
+  describe.each(two)("of %s", (bundler, build) => {
     const kinds = SOURCES.filter(({ app }) => app === "page" || shares.includes(bundler));
     test.each(kinds)("$app", async ({ app: source, sources }) => {
       const configuration = CONFIGURATION[bundler] ?? bundler;

@@ -1,4 +1,4 @@
-/** An app of Next: rendered on its server, answering in Chromium, by both of its bundlers. */
+/** An app of Next, built by both of its bundlers: it is rendered on its server, and answers in Chromium. */
 
 import { type ChildProcess, spawn } from "node:child_process";
 import { cp, rm } from "node:fs/promises";
@@ -20,7 +20,7 @@ import { run, WEB } from "../../support/programs.js";
 import { inTurns } from "../../support/turns.js";
 
 const NEXT = join(WEB, "node_modules/next/dist/bin/next");
-/** What takes half a minute each: a run has the build, or the development server, of one bundler. */
+/** Each of these takes half a minute: a run tests the build, or the development server, of one bundler. */
 const PLACES = inTurns(["turbopack build", "webpack dev", "webpack build", "turbopack dev"]);
 const BUNDLERS = ["turbopack", "webpack"].filter((name) => PLACES.some((place) => place.startsWith(name)));
 const AT = ["--port", "0", "--hostname", "127.0.0.1"];
@@ -73,7 +73,7 @@ describe.skipIf(!CHROMIUM)("an app of Next in Chromium", BESIDE, () => {
   });
 });
 
-/** The address that a server prints. What it prints later is read too: writing to a closed pipe ends it. */
+/** The address that a server prints. Its later output is read too, because writing to a closed pipe ends it. */
 function addressOf({ stdout }: ChildProcess): Promise<string> {
   return new Promise((resolve, reject) => {
     let printed = "";

@@ -34,7 +34,7 @@ beforeAll(async () => {
   installed = await installPackage();
 }, PATIENCE_MS);
 
-/** The page of plain HTML with the package under `at`, which asks what test/asks has beside. */
+/** The page of plain HTML with the package under `at`, and with the further requests of test/asks. */
 async function htmlApp(name: string, at: string): Promise<string> {
   const app = await copyApp(installed, name, "html");
   await copyAsks(app);
@@ -80,7 +80,7 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", BESIDE, () => {
     await addAsks(app);
     const context = await openChromiumWith(join(installed.root, `${name}-profile`), app);
     try {
-      // Chromium makes the name of an unpacked extension of its path.
+      // Chromium derives the id of an unpacked extension from its path.
       const hash = createHash("sha256").update(app).digest("hex").slice(0, 32);
       const id = hash.replace(/./g, (digit) => String.fromCharCode(97 + Number.parseInt(digit, 16)));
       const page = await context.newPage();
@@ -92,7 +92,7 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", BESIDE, () => {
   });
 });
 
-/** Has an extension's panel ask what test/asks has, with the same options, after its own question. */
+/** Makes an extension's panel send the requests of test/asks after its own question, with the same options. */
 async function addAsks(app: string): Promise<void> {
   const panel = await readFile(join(app, "panel.js"), "utf8");
   const [, options = "undefined"] = /createEngine\("\/model\/"(?:, (\{.*?\n\}))?\);/s.exec(panel) ?? [];

@@ -11,9 +11,9 @@ import { toyArtifact } from "../../support/toy-artifact.js";
 import { TEMPLATE } from "../../support/toy-chat.js";
 import { toyWasm } from "../../support/toy-wasm.js";
 
-/** Chromium's Vulkan on the processor, for Dawn where there is no GPU. */
+/** Chromium's Vulkan driver for the CPU, which Dawn uses where there is no GPU. */
 const SWIFTSHADER = ["/usr/lib/chromium/vk_swiftshader_icd.json"].find((path) => existsSync(path)) ?? null;
-/** npm's, where its binary is for this machine; else the system's. */
+/** npm's Deno if its binary is for this machine; else the system's. */
 const DENO = findDeno();
 
 const model = toyArtifact({ chatTemplate: TEMPLATE }).files;

@@ -1,4 +1,4 @@
-/** Apps of Vite: on its development server without any configuration, and as it builds them. */
+/** Apps of Vite: on its development server without any configuration, and built. */
 
 import { readdir, readFile, rm } from "node:fs/promises";
 import { join } from "node:path";
@@ -23,7 +23,7 @@ import { CHROMIUM, openChromium } from "../../support/chromium.js";
 import { run, WEB } from "../../support/programs.js";
 import { inTurns } from "../../support/turns.js";
 
-/** A run tests one of the majors before the present one. */
+/** Earlier major versions of Vite; a run tests one of them. */
 const EARLIER = inTurns(["vite6", "vite7"]).map((name) => ({ name, sources: ["page"] }));
 
 let installed: Installed;
@@ -35,7 +35,7 @@ beforeAll(async () => {
 
 const load = async (name: string) => (await import(name)) as typeof import("vite");
 
-/** By the program, which decides on production by itself where its environment does not. */
+/** Builds with Vite's program, which chooses production by itself where its environment does not. */
 function build(name: string, app: string): Promise<string> {
   const script = join(WEB, "node_modules", name, "bin/vite.js");
   return run(process.execPath, [script, "build", "--logLevel", "error"], app, { NODE_ENV: "" });
@@ -101,7 +101,7 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", BESIDE, () => {
       const scripts = server.requests.filter((path) => path.endsWith(".js"));
       const sizes = await Promise.all(scripts.map((path) => readFile(join(app, "dist", path)).then(zipped)));
       const sum = sizes.reduce((all, size) => all + size, 0);
-      // Beside the engine: what Vite puts into each app, and a chunk's own frame.
+      // The allowance is for code that Vite puts into each app, and for a chunk's own frame.
       expect(sum, scripts.join(" ")).toBeLessThan(LIMITS.webgpu + LIMITS.text + 6_000);
       expect(sum).toBeGreaterThan(LIMITS.webgpu / 2);
       expect(scripts.length).toBeLessThanOrEqual(MOST_FILES + 2);

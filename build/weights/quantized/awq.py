@@ -1,7 +1,8 @@
 """AutoAWQ's checkpoints, in the layout of its `gemm` kernels: w = scale · (code - zero).
 
-`X.qweight` int32 [k, n/8]: a word holds eight outputs of one input, four bits each, from the lowest up those
-of ORDER; `X.qzeros` int32 [k/group, n/8], the same for zeros; `X.scales` [k/group, n].
+`X.qweight` int32 [k, n/8]: a word holds the codes of eight outputs for one input, four bits each, in the
+order of ORDER from the lowest bits up. `X.qzeros` int32 [k/group, n/8] holds zeros in the same way;
+`X.scales` is [k/group, n].
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, whole
-from nearfar.build.weights.packed.contract import Wanted, scheme_for
-from nearfar.build.weights.packed.settings import matrices_of, settings_of
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, whole
+from nearfar.build.weights.quantized.contract import Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.step.config import ConfigReader
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -20,7 +21,7 @@ BITS, IN_WORD = 4, 8
 
 
 class Awq(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "AWQ"
 

@@ -2,8 +2,8 @@
 
 The layouts are those of ggml's `ggml-common.h` and `ggml-quants.c`. Codes of the IQ types are indices into
 tables of a few weights, which are a part of the format (gguf_grids.json, scripts/freeze_grids.py). All
-weights of a group are whole multiples of one number, so codes hold them exactly; the codes have more bits
-than the file where the multiples are not in a row.
+weights of a group are whole multiples of one number, so codes hold them exactly; where the multiples are not
+consecutive, the codes have more bits than the file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights.packed.affine import Affine
 from nearfar.build.weights.quantize import F32
+from nearfar.build.weights.quantized.affine import Affine
 
 Bytes = npt.NDArray[Any]
 """Arrays of unsigned integers; shifts lose the dtype in NumPy's annotations."""
@@ -39,7 +39,7 @@ def grid(name: str) -> npt.NDArray[np.int16]:
 
 @functools.cache
 def _signs() -> Bytes:
-    """The eight signs that seven bits stand for: the last sign makes their number even."""
+    """The eight signs that seven bits stand for: the eighth makes the number of minus signs even."""
     index = np.arange(128, dtype=np.uint8)
     parity = np.unpackbits(index[:, None], axis=1).sum(axis=1).astype(np.uint8) & 1
     return np.asarray(index | parity << 7, np.uint8)
@@ -148,8 +148,8 @@ def iq1_s(b: Bytes) -> Affine:
 
 
 def iq1_m(b: Bytes) -> Affine:
-    """Groups of 16, of which each half is moved by an eighth up or down: multiples of an eighth of the scale,
-    which is spread over the block.
+    """Groups of 16 ternary weights, each half of which is moved by an eighth up or down: the weights are
+    multiples of an eighth of the scale. The bits of the scale are spread over the block.
     """
     words = _words(b, 48, 56, "<u2")
     whole = np.bitwise_or.reduce((words & 0xF000) >> np.array([12, 8, 4, 0], np.uint16), axis=1)

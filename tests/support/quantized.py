@@ -1,5 +1,5 @@
-"""Tiny checkpoints that are quantized already, written bit by bit as each format's own writer lays them out;
-and what is expected of a build from them.
+"""Tiny quantized checkpoints, written bit by bit in the layout of each format's own writer, and the expected
+results of building them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Integers:
 
 
 def weights(config: Mapping[str, Any] = CONFIG) -> dict[str, Array]:
-    """Random weights of the config, with a head of its own."""
+    """Dequantize, input by input. `groups`: the group of each input, by default consecutive."""
     out = dict(tiny.weights(dict(config)))
     if not config["tie_word_embeddings"]:
         rng = np.random.default_rng(7)
@@ -61,14 +61,14 @@ def weights(config: Mapping[str, Any] = CONFIG) -> dict[str, Array]:
 
 
 def linear(name: str) -> bool:
-    """Whether such checkpoints quantize the tensor: matrices in layers."""
+    """Whether such checkpoints quantize the tensor: they quantize the matrices in layers."""
     return "_proj" in name
 
 
 def to_integers(
     weight: Array, bits: int, group: int, symmetric: bool = False, dtype: Any = np.float16
 ) -> Integers:
-    """Rounding to nearest."""
+    """Quantize by rounding to the nearest code."""
     n, k = weight.shape
     wide = weight.reshape(n, k // group, group)
     low, high, top = wide.min(2), wide.max(2), 2**bits - 1
@@ -83,8 +83,8 @@ def to_integers(
 
 
 def pack_words(values: Array, bits: int, places: Iterable[int] | None = None) -> Array:
-    """Values [rows, m] below 2^bits, to int32 [rows, m · bits/32]: one after the other from the lowest bit
-    up; `places`: within each word in this order.
+    """Pack values [rows, m] below 2^bits into int32 [rows, m · bits/32], one after the other from the lowest
+    bit up. `places`: the order within each word.
     """
     rows, m = values.shape
     if places is not None:
@@ -95,7 +95,7 @@ def pack_words(values: Array, bits: int, places: Iterable[int] | None = None) ->
 
 
 def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> Path:
-    """A directory as transformers writes it."""
+    """Write a directory as transformers does."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
     tiny.tokenizer().save(str(path / "tokenizer.json"))
@@ -115,7 +115,7 @@ def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Array]) -
 
 
 def write_mlc(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> Path:
-    """A directory as MLC LLM writes it: two files of tensors, float32 as bfloat16."""
+    """Write a directory as MLC LLM does: two files of tensors, float32 as bfloat16."""
     path.mkdir(parents=True)
     (path / "mlc-chat-config.json").write_text(json.dumps(config))
     tiny.tokenizer().save(str(path / "tokenizer.json"))
@@ -141,20 +141,20 @@ def write_mlc(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Array
 
 
 def read_back(path: Path, expected: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """What our reader says that the quantized matrices are: as floats, and as carried over (those that
-    are).
+    """Our reader's results for the quantized matrices: as floats, and as codes for those that are carried
+    over.
     """
-    packed = open_source(BuildOptions(str(path), path / "out")).packed
-    assert packed is not None
+    quantized = open_source(BuildOptions(str(path), path / "out")).quantized
+    assert quantized is not None
     floats, carried = {}, {}
-    for name, scheme in packed.tensors.items():
+    for name, scheme in quantized.tensors.items():
         n = len(expected[name])
         cuts = [0, n // 3 + 1, n]  # the cuts are not multiples of a word
         pieces = list(itertools.pairwise(cuts))
-        floats[name] = np.concatenate([packed.weights(name, *piece) for piece in pieces])
+        floats[name] = np.concatenate([quantized.weights(name, *piece) for piece in pieces])
         if scheme is not None:
             k = floats[name].shape[1]
-            rows = [packed.carry(name, *piece).rows for piece in pieces]
+            rows = [quantized.carry(name, *piece).rows for piece in pieces]
             carried[name] = np.concatenate(
                 [
                     dequantize(part.widened(part.bits, scheme.group_size, k), scheme.group_size)
@@ -164,17 +164,17 @@ def read_back(path: Path, expected: Mapping[str, Array]) -> tuple[dict[str, Arra
     return floats, carried
 
 
-def answer(path: Path, out: Path, **options: Any) -> tuple[list[int], dict[str, Any]]:
-    """Build for cpu and run: the greedy answer to PROMPT, and the manifest."""
-    made = BuildOptions(str(path), out, ("cpu",), buckets=SMALL, cpu_features=("native",), **options)
+def answer(path: Path, out: Path, target: str = "cpu", **options: Any) -> tuple[list[int], dict[str, Any]]:
+    """Build for a target and run; gives the greedy answer to PROMPT and the manifest."""
+    made = BuildOptions(str(path), out, (target,), buckets=SMALL, cpu_features=("native",), **options)
     (root,) = build(made)
-    with Engine.load(root, kv_memory="4MB") as engine:
+    with Engine.load(root, device=target, kv_memory="4MB") as engine:
         found = greedy_tokens(engine, PROMPT, ANSWER)
     return found, json.loads((root / "manifest.json").read_text())
 
 
 def greedy(floats: Mapping[str, Array], config: Mapping[str, Any] = CONFIG) -> list[int]:
-    """What transformers answers with these weights in float32."""
+    """transformers' greedy answer with these weights in float32."""
     import torch
     import transformers
 

@@ -19,7 +19,7 @@ from nearfar.folders import cache_folder, read_cache, write_cache
 from nearfar.format.adapters import Adapter
 
 
-class Kept:
+class TrialNotes:
     """The results of trials of one artifact on one adapter.
 
     The digest of the manifest, which covers all kernels, identifies the artifact. A damaged file is ignored.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.gguf.container import GgufCheckpoint
 from nearfar.build.weights.gguf.header import Type
-from nearfar.build.weights.packed.affine import Affine, AffineFormat
-from nearfar.build.weights.packed.contract import Wanted
-from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat
+from nearfar.build.weights.quantized.contract import Wanted
+from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
 from nearfar.kernels.quantized import GROUPS
 from nearfar.step.reading import DRAFTS
 
@@ -22,7 +22,7 @@ def _growth(kind: Type) -> float:
 
 
 class Gguf(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "GGUF"
 
@@ -43,8 +43,8 @@ class Gguf(AffineFormat):
         """Read a GGUF file with quantized matrices; None for other checkpoints."""
         if not isinstance(checkpoint, GgufCheckpoint):
             return None
-        packed = Gguf(checkpoint)
-        return packed if packed.tensors else None
+        found = Gguf(checkpoint)
+        return found if found.tensors else None
 
     @property
     def notes(self) -> tuple[str, ...]:

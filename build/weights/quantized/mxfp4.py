@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine
-from nearfar.build.weights.packed.contract import Carried, Shape, Wanted, most_common, scheme_for
-from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
-from nearfar.build.weights.packed.settings import settings_of
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized.affine import Affine
+from nearfar.build.weights.quantized.contract import Carried, Shape, Wanted, most_common, scheme_for
+from nearfar.build.weights.quantized.e2m1 import E2M1_BITS, e2m1_affine
+from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.format.scales import PAIRS, Scales
 
 GROUP = 32
@@ -25,7 +25,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 
 class Mxfp4:
-    """See nearfar.build.weights.packed.contract.Packed. Tensors are named without a part: X."""
+    """See nearfar.build.weights.quantized.contract.Quantized. Tensors are named without a part: X."""
 
     name = "mxfp4"
     notes: tuple[str, ...] = ()

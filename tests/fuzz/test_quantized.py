@@ -1,4 +1,4 @@
-"""Quantized checkpoints as they come from a hub: settings and tensors of every format, spoiled."""
+"""Untrusted quantized checkpoints: settings and tensors of every format are damaged."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nearfar.build.weights.mlc_directory import listed_entries
 from nearfar.errors import NearfarError
 from tests.fuzz.effort import effort
 from tests.fuzz.mutate import mutants
-from tests.support.packed import Array
-from tests.support.packed_formats import FORMATS, Made
+from tests.support.quantized import Array
+from tests.support.quantized_formats import FORMATS, Made
 
 KEYS = (
     "quant_method", "bits", "group_size", "version", "checkpoint_format", "dynamic", "format",
@@ -31,12 +31,12 @@ KEYS = (
 
 @functools.cache
 def of(name: str) -> Made:
-    """A checkpoint to spoil."""
+    """A valid checkpoint, which the tests damage."""
     return FORMATS[name]()
 
 
 def look(made: Made) -> None:
-    """Open it and read all of its matrices: nothing but our own errors may come of it."""
+    """Open the checkpoint and read all its matrices; only our own errors may be raised."""
     with np.errstate(over="ignore", invalid="ignore"):  # the stream of weights ignores these warnings too
         _look(made)
 
@@ -46,16 +46,16 @@ def _look(made: Made) -> None:
     try:
         root = made.write(folder / "model")
         source = open_source(BuildOptions(str(root), folder / "out", targets=("mlx",)))
-        if source.packed is None:
+        if source.quantized is None:
             return
         for param in source.params:
             for tensor, n in param.tensors.items():
-                if tensor not in source.packed.tensors:
+                if tensor not in source.quantized.tensors:
                     continue
-                assert source.packed.weights(tensor, 1, n).shape == (n - 1, param.k)
+                assert source.quantized.weights(tensor, 1, n).shape == (n - 1, param.k)
                 if tensor in source.keeps:
                     matrix = source.matrices[param.name]
-                    rows = source.packed.carry(tensor, 1, n).rows
+                    rows = source.quantized.carry(tensor, 1, n).rows
                     assert rows.codes.shape == (n - 1, param.k)
                     if matrix.quantized:
                         assert rows.widened(matrix.bits, matrix.group, param.k).codes.max() < 2**matrix.bits
@@ -67,7 +67,7 @@ def _look(made: Made) -> None:
 
 @st.composite
 def settings_of_another(draw: st.DrawFn) -> Made:
-    """With other settings than it was written with."""
+    """The checkpoint with the settings of another one."""
     made = of(draw(st.sampled_from(sorted(FORMATS))))
     key = "model_config" if made.mlc else "quantization_config"
     changed = draw(mutants(made.config[key], KEYS))
@@ -81,7 +81,7 @@ def test_settings_are_read_or_refused(made: Made) -> None:
 
 
 def spoil(array: Array, how: str, seed: int) -> Array:
-    """A tensor that is not what it should be."""
+    """A damaged version of a tensor."""
     rng = np.random.default_rng(seed)
     if how == "bytes":
         raw = rng.integers(0, 256, array.nbytes, np.uint8)
@@ -99,7 +99,7 @@ def spoil(array: Array, how: str, seed: int) -> Array:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> Made:
-    """With one or two tensors that are missing or something else."""
+    """The checkpoint with one or two tensors missing or replaced."""
     made = of(draw(st.sampled_from(sorted(FORMATS))))
     tensors: dict[str, Any] = dict(made.tensors)
     inside = sorted(name for name in tensors if "layers.0" in name)

@@ -1,9 +1,10 @@
 """Checkpoints that transformers saves of models loaded with bitsandbytes.
 
 Four bits: `X.weight` uint8 [n · k/2, 1], two codes a byte, the first in the high bits, of all weights in row
-order; `X.weight.quant_map` float32 [16], what a code stands for; `X.weight.absmax`, a factor for each block
-of consecutive weights. With a second quantization the factors are uint8: `nested_quant_map` [256] of it times
-`nested_absmax` of a block of factors, plus an offset. `X.weight.quant_state.bitsandbytes__nf4` (or fp4) is
+order; `X.weight.quant_map` float32 [16], the value of each code; `X.weight.absmax`, a factor for each block
+of consecutive weights. With a second quantization a factor is stored as a uint8 i, and is
+`nested_quant_map`[i] times the `nested_absmax` of its block of factors, plus an offset.
+`X.weight.quant_state.bitsandbytes__nf4` (or fp4) is
 JSON as bytes: shape, block sizes, offset. The 16 values are not an affine grid: the matrix is requantized.
 
 Eight bits: `X.weight` int8 [n, k] and `X.SCB` float32 [n]: w = SCB / 127 · value.
@@ -20,10 +21,10 @@ import numpy as np
 
 from nearfar import strict_json
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.packed.contract import Shape, Wanted, scheme_for
-from nearfar.build.weights.packed.settings import settings_of
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
+from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
 
@@ -45,7 +46,7 @@ class State:
 
 
 class BitsAndBytes(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "bitsandbytes"
 

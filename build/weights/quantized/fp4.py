@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, whole
-from nearfar.build.weights.packed.contract import Wanted
-from nearfar.build.weights.packed.e2m1 import e2m1_affine
+from nearfar.build.weights.quantized.affine import Affine, whole
+from nearfar.build.weights.quantized.contract import Wanted
+from nearfar.build.weights.quantized.e2m1 import e2m1_affine
 from nearfar.errors import CheckpointError
 
 GROUPS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}

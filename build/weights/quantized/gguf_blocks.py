@@ -16,11 +16,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights.packed import gguf_grids
-from nearfar.build.weights.packed.affine import F16, Affine, Levels
-from nearfar.build.weights.packed.contract import scheme_for
-from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized import gguf_grids
+from nearfar.build.weights.quantized.affine import F16, Affine, Levels
+from nearfar.build.weights.quantized.contract import scheme_for
+from nearfar.build.weights.quantized.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 
 Bytes = npt.NDArray[Any]

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.contract import Carried, Shape, Wanted, most_common
 from nearfar.build.weights.quantize import F32, LARGEST, Scheme
+from nearfar.build.weights.quantized.contract import Carried, Shape, Wanted, most_common
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.quantized import QuantTensor
@@ -77,8 +77,8 @@ class Affine:
                 )
             codes = self.levels.scales, self.levels.biases
             return Carried(QuantTensor.of_codes(self.codes, *codes, bits, units))
-        (scales, biases), step, rounded = near(self.scales, self.biases, bits, name)
-        return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), step, rounded)
+        (scales, biases), change, rounded = near(self.scales, self.biases, bits, name)
+        return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), change, rounded)
 
 
 def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F16, F16], float, int]:
@@ -101,12 +101,12 @@ def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F1
     ds, db = (h.astype(np.float64) - w for h, w in zip(half, wide, strict=True))
     # A weight's error is linear in its code, so it is largest at the first code or the last.
     error = np.maximum(np.abs(db), np.abs(ds * (2**bits - 1) + db))
-    step = float((error / np.maximum(np.abs(wide[0]), SMALLEST)).max(initial=0.0))
-    return half, step, int(np.count_nonzero(ds)) + int(np.count_nonzero(db))
+    change = float((error / np.maximum(np.abs(wide[0]), SMALLEST)).max(initial=0.0))
+    return half, change, int(np.count_nonzero(ds)) + int(np.count_nonzero(db))
 
 
 class Format(ABC):
-    """The part of `Packed` that all formats share. `wanted` names the tensors that hold a matrix."""
+    """The part of `Quantized` that all formats share. `wanted` names the tensors that hold a matrix."""
 
     name: str
 
@@ -162,7 +162,7 @@ class Format(ABC):
 
     @abstractmethod
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """See Packed."""
+        """See Quantized."""
 
 
 class AffineFormat(Format):

@@ -1,10 +1,10 @@
 """Reads checkpoints of AutoGPTQ and GPTQModel: w = scale · (code - zero).
 
-`X.qweight` int32 [k · bits/32, n]: down a column a stream of codes, the first in the lowest bits; `X.qzeros`
-int32 [groups, n · bits/32], the same along a row, with zero - 1 ("gptq") or zero ("gptq_v2"); `X.scales`
-[groups, n]; `X.g_idx` int32 [k], the group of each input. Where inputs were quantized in order of activation
-(`desc_act`) without static groups, a group's inputs are scattered: groups of consecutive inputs then cannot
-hold the codes.
+`X.qweight` int32 [k · bits/32, n]: a stream of codes down each column, the first in the lowest bits;
+`X.qzeros` int32 [groups, n · bits/32]: a stream along each row, of zero - 1 ("gptq") or zero ("gptq_v2");
+`X.scales` [groups, n]; `X.g_idx` int32 [k], the group of each input. Where inputs were quantized in order of
+activation (`desc_act`) without static groups, a group's inputs are scattered: groups of consecutive inputs
+then cannot hold the codes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint, Stored
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.packed.contract import Shape, Wanted, scheme_for
-from nearfar.build.weights.packed.settings import matrices_of, settings_of
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
+from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.errors import CheckpointError
 from nearfar.kernels.codes import unpack_codes
 from nearfar.step.config import ConfigReader
@@ -28,7 +28,7 @@ ALIGNED = 32  # the number of outputs whose zeros fill whole words at any number
 
 
 class Gptq(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "GPTQ"
 

@@ -17,7 +17,7 @@ def key_of(grammar: Grammar) -> str:
     return hashlib.sha256(f"{grammar.kind}\n{grammar.text}".encode(errors="surrogatepass")).hexdigest()
 
 
-class Kept(Generic[K, V]):
+class BoundedCache(Generic[K, V]):
     """A cache of values with their sizes; beyond `most` bytes the least recently used are dropped, never the
     newest.
     """

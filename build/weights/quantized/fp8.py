@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Format, base_of
-from nearfar.build.weights.packed.contract import FLOATS, Shape, Wanted
-from nearfar.build.weights.packed.settings import settings_of
 from nearfar.build.weights.quantize import F32
+from nearfar.build.weights.quantized.affine import Format, base_of
+from nearfar.build.weights.quantized.contract import FLOATS, Shape, Wanted
+from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.step.config import ConfigReader
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -32,8 +32,8 @@ Block = tuple[int, int]
 
 
 class Fp8(Format):
-    """See nearfar.build.weights.packed.contract.Packed. `block`: rows and columns that share a scale; None:
-    the shapes of the scales decide.
+    """See nearfar.build.weights.quantized.contract.Quantized. `block`: rows and columns that share a scale;
+    None: the shapes of the scales decide.
     """
 
     name = "fp8"

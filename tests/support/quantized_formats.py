@@ -1,5 +1,5 @@
-"""A tiny checkpoint in each format, from the published description of the format: tensors, settings, and the
-weights that they stand for.
+"""A tiny checkpoint in each format, made from the format's published description: tensors, settings, and the
+weights that they represent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.support.packed import (
+from tests.support.quantized import (
     CONFIG,
     Array,
     Integers,
@@ -30,8 +30,8 @@ EXACT, ROUNDED, ANEW = "exact", "codes exact, offsets rounded", "requantized"
 
 @dataclass(frozen=True)
 class Made:
-    """What is written, and what it stands for: `floats` of every matrix of the model; `kept`: what is to
-    become of its matrices; `step`: by how much of a step they may differ.
+    """A checkpoint and the expected results: `floats` are the values of every matrix; `kept` says how a build
+    keeps its matrices; `step`: the most by which weights may differ, as a part of a step.
     """
 
     config: dict[str, Any]
@@ -42,12 +42,12 @@ class Made:
     mlc: bool = False
 
     def write(self, path: Path) -> Path:
-        """Into a new directory."""
+        """Write the checkpoint into a new directory."""
         return (write_mlc if self.mlc else write)(path, self.config, self.tensors)
 
     @property
     def quantized(self) -> list[str]:
-        """The matrices that are."""
+        """The names of the quantized matrices."""
         return [name for name in self.floats if linear(name) or (self.mlc and self.floats[name].ndim == 2)]
 
 
@@ -57,8 +57,8 @@ def made(
     kept: str,
     step: float = 0.0,
 ) -> Made:
-    """Each matrix of a layer by `store`, which gives its tensors and the weights that they stand for; the
-    others as float16.
+    """Make a checkpoint in which `store` converts each matrix of a layer to its tensors and the weights that
+    they represent; other tensors are float16.
     """
     tensors: dict[str, Array] = {}
     floats: dict[str, Array] = {}
@@ -94,7 +94,7 @@ def gptq(
     bits: int = 4, group: int = 64, symmetric: bool = False, stored: str = "gptq", order: str = "in order"
 ) -> Made:
     """https://github.com/AutoGPTQ/AutoGPTQ: nn_modules/qlinear/qlinear_cuda_old.py. `order` of the inputs'
-    groups: in order, scattered, or not said.
+    groups: in order, scattered, or absent.
     """
 
     def store(base: str, weight: Array) -> tuple[dict[str, Array], Array]:
@@ -126,7 +126,7 @@ def gptq(
 
 
 def _scattered(weight: Array, found: Integers, groups: Array, bits: int) -> Integers:
-    """Codes of the same scales, where inputs belong to other groups."""
+    """Codes with the same scales, where inputs belong to other groups."""
     scales, zeros = found.scales[:, groups].astype(np.float32), found.zeros[:, groups]
     codes = np.clip(np.round(weight / scales) + zeros, 0, 2**bits - 1).astype(np.int64)
     return Integers(codes, found.zeros, found.scales)
@@ -141,7 +141,7 @@ def compressed(
     dtype: Any = ml_dtypes.bfloat16,
 ) -> Made:
     """https://github.com/vllm-project/compressed-tensors: compressors/pack_quantized, naive_quantized.
-    `group` 0: a scale a row; `apart`: no value crosses a word, as older versions packed.
+    `group` 0: one scale for each row; `apart`: no value crosses a word, as in older versions.
     """
 
     def store(base: str, weight: Array) -> tuple[dict[str, Array], Array]:
@@ -177,7 +177,7 @@ def _groups(kind: str, weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _apart(values: Array, bits: int) -> Array:
-    """Words of as many whole values as they hold."""
+    """Pack as many whole values into a word as fit."""
     in_word = 32 // bits
     rows, m = values.shape
     padded = np.zeros((rows, -(-m // in_word) * in_word), np.int64)
@@ -223,8 +223,8 @@ def fp4(kind: str) -> Made:
 
 
 def float8(settings: Mapping[str, Any], scale: str, by: str, block: int = 128) -> Made:
-    """The model cards of DeepSeek-V3 (blocks) and RedHatAI's FP8 models (rows, tensors). `by`: what has a
-    scale.
+    """The model cards of DeepSeek-V3 (blocks) and RedHatAI's FP8 models (rows, tensors). `by`: the unit that
+    has a scale.
     """
 
     def store(base: str, weight: Array) -> tuple[dict[str, Array], Array]:
@@ -401,7 +401,7 @@ FORMATS: dict[str, Callable[[], Made]] = {
     "mlc-float32": lambda: mlc("q4f32_1"),
     "mlc-3": lambda: mlc("q3f16_1"),
 }
-"""By name."""
+"""Functions that make a checkpoint, by name of the format."""
 RUN = (
     "awq", "gptq-symmetric", "gptq-3", "gptq-scattered", "pack-quantized", "int-quantized", "fp8-blocks",
     "nf4-nested", "int8", "mlc", "nvfp4-pack-quantized",

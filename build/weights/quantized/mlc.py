@@ -1,7 +1,8 @@
-"""MLC LLM's group quantization, where it keeps rows (`_1`, `_2`): w = scale · (code - zero), of one zero.
+"""MLC LLM's group quantization in the layouts that keep rows (`_1`, `_2`): w = scale · (code - zero), with
+one zero for all weights.
 
-`X.q_weight` uint32 [n, words], along a row 32 // bits codes a word, the first in the lowest bits; `X.q_scale`
-[n, groups]. The last group of a row is filled up.
+`X.q_weight` uint32 [n, words]: each word holds 32 // bits codes of a row, the first in the lowest bits;
+`X.q_scale` [n, groups]. The last group of a row is padded.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of
-from nearfar.build.weights.packed.contract import Wanted, scheme_for
-from nearfar.build.weights.packed.settings import matrices_of, settings_of
 from nearfar.build.weights.quantize import F32
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of
+from nearfar.build.weights.quantized.contract import Wanted, scheme_for
+from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 
@@ -37,7 +38,7 @@ KINDS |= {name: Kind(3, 40) for name in ("q3f16_1",)}
 
 
 class Mlc(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "MLC"
 

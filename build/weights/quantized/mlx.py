@@ -16,10 +16,10 @@ import ml_dtypes
 import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, near
-from nearfar.build.weights.packed.contract import Carried, Wanted
-from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, near
+from nearfar.build.weights.quantized.contract import Carried, Wanted
+from nearfar.build.weights.quantized.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.codes import BITS, unpack_codes
@@ -53,7 +53,7 @@ class Setting:
 
 
 class Mlx(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "MLX"
 
@@ -117,8 +117,8 @@ class Mlx(AffineFormat):
             self.checkpoint.read(f"{base}.{part}", start, stop).astype(np.float32)
             for part in ("scales", "biases")
         ]
-        half, step, rounded = near(wide[0], wide[1], own.bits, tensor)
-        return Carried(QuantTensor(words, *half, own.bits), step, rounded)
+        half, change, rounded = near(wide[0], wide[1], own.bits, tensor)
+        return Carried(QuantTensor(words, *half, own.bits), change, rounded)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
         """The dequantized rows, in any mode."""

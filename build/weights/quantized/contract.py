@@ -32,17 +32,17 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Carried:
-    """Rows with the checkpoint's own codes. `step`: the largest change of a weight against the checkpoint, as
-    a part of a step (the distance of two codes), 0 for none; `rounded`: the number of scales and biases that
+    """Rows with the checkpoint's own codes. `change`: the largest change of a weight against the checkpoint,
+    as a part of the distance of two codes, 0 for none; `rounded`: the number of scales and biases that
     float16 does not hold exactly.
     """
 
     rows: QuantTensor
-    step: float = 0.0
+    change: float = 0.0
     rounded: int = 0
 
 
-class Packed(Protocol):
+class Quantized(Protocol):
     """The quantized matrices of one checkpoint; made by a format's `of`, which has read the settings.
 
     Matrices have the names of the unquantized model, `X.weight`, even if no tensor has that name.

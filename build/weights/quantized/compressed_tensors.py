@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.packed.contract import Shape, Wanted, scheme_for
-from nearfar.build.weights.packed.e2m1 import E2M1_BITS
-from nearfar.build.weights.packed.fp4 import GROUPS as FP4
-from nearfar.build.weights.packed.fp4 import fp4_affine, fp4_wanted
-from nearfar.build.weights.packed.fp8 import FLOAT8, Block, activations, scaled, wanted_scale
-from nearfar.build.weights.packed.settings import settings_of
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
+from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.e2m1 import E2M1_BITS
+from nearfar.build.weights.quantized.fp4 import GROUPS as FP4
+from nearfar.build.weights.quantized.fp4 import fp4_affine, fp4_wanted
+from nearfar.build.weights.quantized.fp8 import FLOAT8, Block, activations, scaled, wanted_scale
+from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.errors import CheckpointError
 from nearfar.kernels.codes import unpack_codes
 from nearfar.step.config import ConfigReader
@@ -54,7 +54,7 @@ class Group:
 
 
 class CompressedTensors(AffineFormat):
-    """See nearfar.build.weights.packed.contract.Packed."""
+    """See nearfar.build.weights.quantized.contract.Quantized."""
 
     name = "compressed-tensors"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights.packed.affine import Affine
+from nearfar.build.weights.quantized.affine import Affine
 
 E2M1_BITS = 5
 TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int8)
