@@ -180,13 +180,13 @@ def test_heads_of_values_stay_where_they_are(kind: str, tmp_path: Path) -> None:
     source = open_source(
         BuildOptions(str(gguf_files.write(checkpoint(case), tmp_path / "x", store)), tmp_path)
     )
-    assert source.packed is not None
-    assert source.packed.tensors.keys() == stands_for.keys()
+    assert source.quantized is not None
+    assert source.quantized.tensors.keys() == stands_for.keys()
     for name, floats in stands_for.items():
-        np.testing.assert_array_equal(source.packed.weights(name, 0, 200), floats[:200], err_msg=name)
-        scheme = source.packed.tensors[name]
+        np.testing.assert_array_equal(source.quantized.weights(name, 0, 200), floats[:200], err_msg=name)
+        scheme = source.quantized.tensors[name]
         assert scheme is not None
-        assert source.packed.carry(name, 0, 200, scheme.scales).step == 0
+        assert source.quantized.carry(name, 0, 200, scheme.scales).step == 0
 
 
 FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
