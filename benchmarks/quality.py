@@ -53,15 +53,23 @@ class Row:
 
 def rows(tools: str) -> list[Row]:
     """All configurations; `tools`: the folder of llama.cpp's tools."""
+    ways: dict[str, Any] = {"": {}, " pairs": {"scales": ["pairs"]}}
     found = [
-        Row(f"nearfar {quality} q{bits} g{group}", OURS,
-            {"quality": quality, "quant": f"q{bits}", "group": group})
-        for bits in (2, 3, 4, 5) for group in (64, 32) for quality in ("fast", "good", "best")
+        Row(f"nearfar {quality} q{bits} g{group}{way}", OURS,
+            {"quality": quality, "quant": f"q{bits}", "group": group, **scales})
+        for bits in (2, 3, 4, 5, 8) for group in (64, 32) for quality in ("fast", "good", "best")
+        for way, scales in ways.items()
     ]  # fmt: skip
     found += [
-        Row(f"nearfar best --bits {bits:g}", OURS, {"quality": "best", "bits": bits, "group": 64})
-        for bits in (2.75, 3.5, 4.5, 5.5)
-    ]
+        Row(f"nearfar fast q{bits} g64 {'/'.join(names)}", OURS,
+            {"quality": "fast", "quant": f"q{bits}", "group": 64, "scales": names})
+        for bits in (2, 3, 4) for names in (["levels", "pairs"], ["levels", "single"], ["single"])
+    ]  # fmt: skip
+    found += [
+        Row(f"nearfar best --bits {bits:g}{way}", OURS,
+            {"quality": "best", "bits": bits, "group": 64, **scales})
+        for bits in (2.75, 3.5, 4.5, 5.5) for way, scales in ways.items()
+    ]  # fmt: skip
     found += [
         _mlx(f"mx.quantize q{bits} g{group}", "quantize", bits=bits, group=group)
         for bits in (2, 3, 4, 5) for group in (64, 32)

@@ -50,7 +50,9 @@ class BuildOptions:
     MULTIPLIED_AS. `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for quantized codes
     of that many bits. `embeddings`: build an embedding model, even if the checkpoint does not say that it is
     one. `quality`: how long to look for good codes (build/calibration/quality.py); `calibrate`: the text file
-    that good and best are calibrated with, None for the one that comes with nearfar. `bits`: mean bits of a
+    that good and best are calibrated with, None for the one that comes with nearfar. `scales`: the ways of
+    storing scales that may be chosen (build/weights/ways.py), None for float16 pairs with fast, and all that
+    the targets have with good and best. `bits`: mean bits of a
     weight, scales and biases included; `fit`: bytes of all weights; with either, each matrix has bits of its
     own. `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
     (build/program/kept.py). `kernel_figures` (webgpu, vulkan): write the figures of each kernel into the
@@ -76,6 +78,7 @@ class BuildOptions:
     embeddings: bool = False
     quality: Quality = QUALITY
     calibrate: Path | None = None
+    scales: tuple[str, ...] | None = None
     bits: float | None = None
     fit: int | None = None
     kernel_cache: bool = True

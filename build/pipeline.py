@@ -12,7 +12,7 @@ from pathlib import Path
 from nearfar.build import manifest
 from nearfar.build.bundle_files import write_bundle_files
 from nearfar.build.calibration.keys import with_rounding
-from nearfar.build.calibration.quality import check_quality, refined
+from nearfar.build.calibration.quality import check_quality, refined, with_storable
 from nearfar.build.calibration.text import calibration_text
 from nearfar.build.meanwhile import Progress, Stages, meanwhile
 from nearfar.build.options import BuildOptions
@@ -75,6 +75,7 @@ def build(
         source = open_source(options)
         check_quality(options, source)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
+    source = with_storable(options, source, {name: target.held for name, target in targets.items()})
     sources = _by_target(source, targets)
     for name, target in targets.items():
         target.check(sources[name], options)

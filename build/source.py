@@ -23,6 +23,7 @@ from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.quantized import find_quantized
 from nearfar.build.weights.quantized.contract import Quantized, finer, held_in
 from nearfar.build.weights.stream import Report
+from nearfar.build.weights.ways import stored_as
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.text.ends import end_tokens
@@ -36,13 +37,16 @@ from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading, read_model, without_prefix
 
+PAIRS_ALONE = Held.pairs()
+
 
 @dataclass(frozen=True)
 class Source:
     """The checked checkpoint. `quantized`: its quantized matrices, if any; `keeps`: those whose codes are
     carried over. `answers`: how the model marks its answers, where it has a chat template. `sampling`: its
     sampling defaults. `rounding`: for each cache how 4-bit keys are rounded, where a calibration has found it
-    (nearfar.format.kv.rounding). `notes`: lines for the user about how the checkpoint was read.
+    (nearfar.format.kv.rounding). `notes`: lines for the user about how the checkpoint was read. `storable`:
+    what matrices that this build quantizes may be stored in.
     """
 
     checkpoint: Checkpoint
@@ -57,6 +61,7 @@ class Source:
     sampling: SamplingDefaults = NOTHING
     rounding: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    storable: Held = PAIRS_ALONE
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -66,6 +71,11 @@ class Source:
     def bytes_of(self, param: Param) -> int:
         """Bytes of a weight as targets store it."""
         return self.matrices[param.name].bytes if param.is_matrix else 4 * param.n
+
+    def stored_as(self, schemes: Mapping[str, Scheme]) -> Source:
+        """The source with some matrices in other schemes, by the names of their parameters."""
+        changed = {name: stored_as(self.matrices[name], scheme) for name, scheme in schemes.items()}
+        return replace(self, matrices=self.matrices | changed)
 
     def held_by(self, target: str, held: Held) -> Source:
         """The source as a target that can store `held` stores it: codes in other groups are requantized in

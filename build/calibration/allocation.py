@@ -24,6 +24,7 @@ from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import Source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
+from nearfar.build.weights.ways import ways
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.kernels.codes import BITS
@@ -153,22 +154,25 @@ def _turned(expected: Array, found: Array) -> float:
 
 
 def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, float], Array]:
-    """Σ h·(w - ŵ)² for each number of bits, and the matrix dequantized from the probe's bits."""
+    """Σ h·(w - ŵ)² for each number of bits, of the way of storing scales that loses least; and the matrix
+    dequantized from the probe's bits.
+    """
     group = source.matrices[param.name].group
-    errors: dict[int, float] = {}
     fitting = [bits for bits in BITS if Scheme(bits, group).fits(param.k)]
     probe = _probe(fitting)
-    tensors: dict[str, Array] = {}
+    schemes = [way for bits in fitting for way in ways(Scheme(bits, group), param.k, source.storable)]
+    losses = dict.fromkeys(schemes, 0.0)
+    tensors: dict[Scheme, dict[str, Array]] = {way: {} for way in schemes if way.bits == probe}
     for name in param.tensors:
         weight = to_float32(rows_of(source, name))
-        for bits in fitting:
-            scheme = Scheme(bits, group)
-            rounded = dequantize(quantize(weight, scheme, name, importance), group)
-            if bits == probe:
-                tensors[name] = rounded
-            error = float((np.square(weight - rounded) @ importance).sum(dtype=np.float64))
-            errors[bits] = errors.get(bits, 0.0) + error
-    return errors, FloatWeights.stacked(param, tensors)
+        for scheme in schemes:
+            rounded = dequantize(quantize(weight, scheme, name, importance), scheme.group_size, scheme.scales)
+            if scheme in tensors:
+                tensors[scheme][name] = rounded
+            losses[scheme] += float((np.square(weight - rounded) @ importance).sum(dtype=np.float64))
+    best = {bits: min((w for w in schemes if w.bits == bits), key=lambda w: losses[w]) for bits in fitting}
+    errors = {bits: losses[scheme] for bits, scheme in best.items()}
+    return errors, FloatWeights.stacked(param, tensors[best[probe]])
 
 
 def _probe(fitting: Iterable[int]) -> int:

@@ -4,19 +4,22 @@ weights are streamed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from nearfar.build.calibration.allocation import allocated
 from nearfar.build.calibration.chosen import LEAST
-from nearfar.build.calibration.solve import solve
+from nearfar.build.calibration.solve import least_loss, solve
 from nearfar.build.calibration.text import MOST_WINDOWS, CalibrationText
 from nearfar.build.options import QUALITIES, BuildOptions, Quality
 from nearfar.build.source import Source
-from nearfar.build.weights.quantize import METHOD
+from nearfar.build.weights.quantize import METHOD, Scheme
 from nearfar.build.weights.solved import Solved
+from nearfar.build.weights.ways import first_of, storable, ways
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.kernels.codes import BITS
+from nearfar.kernels.quantized import Held
 
 METHODS = {
     "good": f"{METHOD}, weighted by the moments of the inputs",
@@ -31,6 +34,7 @@ squares is known after a few thousand tokens (docs/quality.md); the moments of p
 
 def check_quality(options: BuildOptions, source: Source) -> None:
     """Raise BuildError where the options exclude each other, or the checkpoint has codes that are kept."""
+    _check_scales(options, source)
     if options.quality not in QUALITIES:
         raise BuildError(f"unknown quality {options.quality!r}: use {', '.join(QUALITIES)}")
     _check_size(options)
@@ -52,6 +56,44 @@ def check_quality(options: BuildOptions, source: Source) -> None:
             f"--quality {options.quality} is for quantized weights, and these are not to be quantized: leave "
             "--quality out, or use --quant q4"
         )
+
+
+def _check_scales(options: BuildOptions, source: Source) -> None:
+    """Reject --scales where nothing is quantized."""
+    if options.scales is None:
+        return
+    asked = f"--scales {','.join(options.scales)}"
+    if source.keeps:
+        kept = source.quantized.name if source.quantized is not None else ""
+        raise BuildError(
+            f"{asked} chooses how scales are stored, but {options.checkpoint} ({kept}) keeps its codes and "
+            f"scales: leave --scales out, or quantize them again with --requantize {source.scheme.name}"
+        )
+    if not source.scheme.bits:
+        raise BuildError(
+            f"{asked} is for quantized weights, and these are not to be quantized: leave --scales out, or "
+            "use --quant q4"
+        )
+
+
+def with_storable(options: BuildOptions, source: Source, held: Mapping[str, Held]) -> Source:
+    """Give the source the ways of storing scales that a build may choose from: those of `--scales`, or all
+    that every target has (`held`, by their names); with quality fast float16 pairs unless asked otherwise.
+
+    With quality fast, which measures nothing, each matrix gets the first way of `--scales` that fits its
+    width. Raises BuildError for an unknown way, and for one that a target lacks.
+    """
+    if options.scales is None and (options.quality == "fast" or source.keeps):
+        return source
+    source = replace(source, storable=storable(options.scales, held))
+    if options.quality != "fast" or options.scales is None:
+        return source
+    chosen = {
+        name: first_of(options.scales, Scheme(matrix.bits, matrix.group), matrix.k, source.storable)
+        for name, matrix in source.matrices.items()
+        if matrix.quantized
+    }
+    return source.stored_as(chosen)
 
 
 def _check_size(options: BuildOptions) -> None:
@@ -108,8 +150,22 @@ def refined(
             lambda done, total: progress("measuring what each matrix loses", done, total),
         )
     seen = seen.part(WINDOWS[options.quality])
-    solved = solve(
+    source, solved = solve(
         source, options.quality, seen, lambda done, total: progress("calibrating and quantizing", done, total)
     )
     source.report.method = f"{METHODS[options.quality]}; {seen.description}{_experts(options, solved)}"
-    return source, solved
+    return _tables(source, solved), solved
+
+
+def _tables(source: Source, solved: Solved) -> Source:
+    """Choose the way of storing scales of matrices that are only looked up: the one that loses least with
+    equal weights for all inputs.
+    """
+    chosen = {}
+    for param in source.params:
+        matrix = source.matrices.get(param.name)
+        if matrix is None or not matrix.quantized or any(name in solved for name in param.tensors):
+            continue
+        schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
+        chosen[param.name] = least_loss(source, param, schemes, None)
+    return source.stored_as(chosen)

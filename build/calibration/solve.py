@@ -7,11 +7,10 @@ suffices instead of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from nearfar.build.calibration.arithmetic import Array
 from nearfar.build.calibration.chosen import Chosen, shares
@@ -23,6 +22,7 @@ from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, st
 from nearfar.build.weights.second_order import F64, Curvature, quantize_second_order
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import read_rows
+from nearfar.build.weights.ways import loss, ways
 from nearfar.step.operation import chosen_from, multiplied_by
 from nearfar.step.params import Param
 
@@ -74,7 +74,8 @@ class FloatWeights(Mapping[str, Array]):
     def tensor(self, param: Param, name: str) -> F32:
         """Read a tensor of a parameter as float32."""
         if self._solved is not None and name in self._solved:
-            return dequantize(self._solved[name], self._source.matrices[param.name].group)
+            matrix = self._source.matrices[param.name]
+            return dequantize(self._solved[name], matrix.group, matrix.scales)
         return to_float32(rows_of(self._source, name))
 
 
@@ -92,9 +93,12 @@ def solve(
     quality: Quality,
     text: CalibrationText,
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> Solved:
+) -> tuple[Source, Solved]:
     """Quantize every matrix that is multiplied with, by the quality's method; tables that are only looked up
     are left to the caller. `advance` gets the number of finished stretches and of all.
+
+    Gives the source with the way of storing scales that loses least of each matrix (Source.storable), and the
+    quantized tensors.
     """
     solved = Solved()
     forward = Forward(source.model.step, text.windows)
@@ -109,13 +113,13 @@ def solve(
         )
         moments = moments_of(run, stretch, source, whole)
         for param in (param for param in source.params if param.name in moments):
-            _store(solved, source, param, moments[param.name])
+            source = _store(solved, source, param, moments[param.name])
         for param in (param for param in source.params if param.name in stacks):
-            _store_experts(solved, source, param, chosen)
+            source = _store_experts(solved, source, param, chosen)
         if whole and index < len(parts) - 1:
             forward.advance(stretch, FloatWeights(source, solved))
     advance(len(parts), len(parts))
-    return solved
+    return source, solved
 
 
 def _stacks(stretch: Stretch, source: Source) -> set[str]:
@@ -142,12 +146,28 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def _store(solved: Solved, source: Source, param: Param, moments: F64) -> None:
-    """Quantize a matrix's tensors with the moments of its inputs, and keep them in `solved`."""
+def least_loss(source: Source, param: Param, schemes: Sequence[Scheme], importance: F32 | None) -> Scheme:
+    """The scheme with which a matrix's tensors lose least: Σ h·(w − ŵ)²."""
+    if len(schemes) == 1:
+        return schemes[0]
+    losses = dict.fromkeys(schemes, 0.0)
+    for name, rows in param.tensors.items():
+        for start in range(0, rows, ROWS):
+            weight = to_float32(rows_of(source, name, start, min(rows, start + ROWS)))
+            for scheme in schemes:
+                losses[scheme] += loss(weight, quantize(weight, scheme, name, importance), scheme, importance)
+    return min(schemes, key=lambda scheme: losses[scheme])
+
+
+def _store(solved: Solved, source: Source, param: Param, moments: F64) -> Source:
+    """Quantize a matrix's tensors with the moments of its inputs in the way that loses least, and keep them
+    in `solved`. Gives the source with that way.
+    """
     matrix = source.matrices[param.name]
-    scheme = Scheme(matrix.bits, matrix.group)
     curvature = Curvature.of(moments) if moments.ndim == 2 else None
-    importance: npt.NDArray[np.float32] = np.asarray(moments if curvature is None else 0, np.float32)
+    importance = np.asarray(moments if curvature is None else np.diagonal(moments), np.float32)
+    schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
+    scheme = least_loss(source, param, schemes, importance)
     for name, rows in param.tensors.items():
         if name in solved:
             continue
@@ -160,14 +180,18 @@ def _store(solved: Solved, source: Source, param: Param, moments: F64) -> None:
                 else quantize_second_order(weight, scheme, name, curvature)
             )
         solved.put(name, stack(pieces))
+    return source.stored_as({param.name: scheme})
 
 
-def _store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen) -> None:
+def _store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen) -> Source:
     """Quantize the matrices of a stack, each by the squares of what the tokens that chose it give it, with
     equal weights where these are few; with all qualities, since the moments of pairs would take gigabytes.
+
+    Gives the source with the way of storing scales that loses least with equal weights.
     """
     matrix = source.matrices[param.name]
-    scheme = Scheme(matrix.bits, matrix.group)
+    schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
+    scheme = least_loss(source, param, schemes, None)
     for expert in range(param.stack):
         solved.experts += 1
         solved.seldom += chosen.importance(param.name, expert) is None
@@ -179,3 +203,4 @@ def _store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen)
                 weight = rows_of(source, name, start, min(last, start + ROWS))
                 pieces.append(quantize(weight, scheme, name, importance))
         solved.put(name, stack(pieces))
+    return source.stored_as({param.name: scheme})

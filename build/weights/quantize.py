@@ -1,4 +1,4 @@
-"""Affine quantization in MLX's layout: w ≈ scale * q + bias, per group of consecutive inputs.
+"""Affine quantization, w ≈ scale * q + bias by groups of inputs, in the ways of format/scales.py.
 
 Method. For each group we look for the codes, scale and bias that minimise the squared error, by alternating
 least squares from several starting ranges: round the weights to the grid; then, the codes held fixed, take
@@ -14,12 +14,13 @@ Speed comes from `quantize_kernel`, where one pass over a group is one fused vec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.build.weights.levels import two_levels
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.format.scales import PAIRS, Scales
@@ -154,6 +155,10 @@ def quantize_slice(
     """Quantize a slice of the matrix `name` that begins at `first_row`, on the calling thread; errors as
     `quantize`.
     """
+    if scheme.scales.superblock:
+        start = quantize_slice(piece, replace(scheme, scales=PAIRS), name, first_row, importance)
+        even = None if importance is None else _floored(importance)
+        return two_levels(to_float32(piece.rows), start, scheme.scales, even)
     from nearfar.build.weights.quantize_kernel import (
         compiled_search,
     )  # late, because the module imports TVM, which opening and checking a checkpoint does not need
@@ -165,7 +170,8 @@ def quantize_slice(
     source = "float32" if piece.groups.dtype == np.float32 else "bfloat16"
     weighted = importance is not None
     by_group = None if importance is None else _by_group(importance, group)
-    compiled_search(scheme.bits, group, source, weighted)(piece.groups, words, params, by_group)
+    centred = not scheme.scales.offsets
+    compiled_search(scheme.bits, group, source, weighted, centred)(piece.groups, words, params, by_group)
     count = n * (k // group)
     scale, bias, low, high, total = params.transpose(1, 0, 2).reshape(len(PARAMS), -1)[:, :count]
     _check_range(piece.rows, (low, high, total), group, name, first_row)
@@ -177,6 +183,12 @@ def quantize_slice(
     )
 
 
+def _floored(importance: F32) -> F32:
+    """Importance [k] of mean 1, never 0."""
+    wide = importance / max(float(importance.mean(dtype=np.float64)), float(np.finfo(np.float32).tiny))
+    return np.asarray(wide + LEAST_IMPORTANCE, np.float32)
+
+
 def _by_group(importance: F32, group: int) -> F32:
     """Convert importance [k] to the kernel's form: [k/group, group], of mean 1 in a group, never 0."""
     wide = importance.reshape(-1, group).astype(np.float64)
@@ -186,15 +198,27 @@ def _by_group(importance: F32, group: int) -> F32:
     return out
 
 
-def dequantize(tensor: QuantTensor, group: int) -> F32:
-    """Dequantize a matrix with float16 pairs to float32 [n, k]: scale * q + bias."""
-    assert tensor.units is None
+def dequantize(tensor: QuantTensor, group: int, scales: Scales = PAIRS) -> F32:
+    """Dequantize a matrix to float32 [n, k]: scale * q + bias. `scales`: how they are stored."""
     codes = tensor.codes
     n, k = codes.shape
     weight = codes.reshape(n, k // group, group).astype(np.float32)
-    weight *= tensor.scales[..., None].astype(np.float32)
-    weight += tensor.biases[..., None].astype(np.float32)
+    scale, bias = scales_and_biases(tensor, scales)
+    weight *= scale[..., None]
+    weight += bias[..., None]
     return weight.reshape(n, k)
+
+
+def scales_and_biases(tensor: QuantTensor, scales: Scales) -> tuple[F32, F32]:
+    """The scale and the bias of each group, float32 [n, groups], whichever way they are stored."""
+    if tensor.units is None:
+        return tensor.scales.astype(np.float32), tensor.biases.astype(np.float32)
+    units = np.repeat(tensor.units, tensor.scales.shape[1] // tensor.units.shape[1], axis=1)
+    unit, least = units.astype(np.float32).transpose(2, 0, 1)
+    if scales.offsets:
+        return unit * tensor.scales, -least * tensor.biases
+    scale = unit * (tensor.scales.astype(np.float32) - scales.zero(scales.bits))
+    return scale, scale * np.float32(-scales.zero(tensor.bits))
 
 
 def to_float32(array: Array) -> F32:

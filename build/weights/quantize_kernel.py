@@ -43,14 +43,17 @@ Expr = Any  # tirx expressions carry their operators at run time only
 Search = Callable[[Array, npt.NDArray[np.uint16], npt.NDArray[np.float32], F32 | None], None]
 
 
-def search_func(bits: int, group: int, source: str, weighted: bool = False) -> tirx.PrimFunc:
+def search_func(
+    bits: int, group: int, source: str, weighted: bool = False, centred: bool = False
+) -> tirx.PrimFunc:
     """Make the kernel: w [blocks, LANES, group] in; words uint16 [blocks, LANES, group*bits/16], params
     float32 [blocks, 5, LANES] out.
 
     `source` "float32", or "bfloat16": then w is uint16, its bits. words hold the codes as MLX packs them, the
     first in the lowest bits; params are PARAMS of each group. Where a group's statistics are not finite, or
     beyond float16, its other results are invalid. `weighted`: one more input, h float32 [groups a row,
-    group], weights each input's squared error; its mean over a group is 1.
+    group], weights each input's squared error; its mean over a group is 1. `centred`: the code 2^(bits - 1)
+    stands for 0, which fixes the bias; the scale may then be negative.
     """
     blocks, per_row = tirx.Var("blocks", "int32"), tirx.Var("per_row", "int32")
     args = [
@@ -62,7 +65,7 @@ def search_func(bits: int, group: int, source: str, weighted: bool = False) -> t
 
     def body(w: Expr, words: Expr, params: Expr, h: Expr = None) -> None:
         with T.serial(0, blocks) as block:
-            groups = _Groups(bits, group, weighted)
+            groups = (_Centred if centred else _Groups)(bits, group, weighted)
             groups.load(w, block)
             if weighted:
                 groups.load_importance(h, block, per_row)
@@ -134,15 +137,24 @@ class _Groups:
                 v.put1(self.total, [h], self.total[h] + x)
                 if self.weighted:
                     v.put1(self.moment, [h], self.moment[h] + self.counted(x, i, h))
-        with T.serial(0, STARTS[self.bits]) as start:
-            clipped = tirx.Cast("float32", start) * v.f32(STEP[self.bits] / 2)
-            for h in HALVES:
-                spread = v.keep((self.high[h] - self.low[h]) * tirx.Broadcast(clipped, v.LANES))
-                width = self.high[h] - self.low[h] - spread - spread
-                v.put1(self.scale, [h], _scale(width / v.splat(self.top)))
-                v.put1(self.bias, [h], _bias(self.low[h] + spread))
+        with T.serial(0, self.starts) as start:
+            self._start(start)
             with T.serial(0, REFITS[self.bits] + 1):
                 self._refit()
+
+    @property
+    def starts(self) -> int:
+        """The number of starting ranges."""
+        return STARTS[self.bits]
+
+    def _start(self, start: Expr) -> None:
+        """Set scale and bias of a starting range, the narrower the later."""
+        clipped = tirx.Cast("float32", start) * v.f32(STEP[self.bits] / 2)
+        for h in HALVES:
+            spread = v.keep((self.high[h] - self.low[h]) * tirx.Broadcast(clipped, v.LANES))
+            width = self.high[h] - self.low[h] - spread - spread
+            v.put1(self.scale, [h], _scale(width / v.splat(self.top)))
+            v.put1(self.bias, [h], _bias(self.low[h] + spread))
 
     def _invert(self, scale: Expr, bias: Expr) -> None:
         for h in HALVES:
@@ -224,6 +236,44 @@ class _Groups:
             v.put1(word, [j + 1], word[j + 1] | (code >> v.isplat(WORD - shift, "uint32")))
 
 
+class _Centred(_Groups):
+    """Groups without a bias of their own: a weight is scale · (code − zero)."""
+
+    def __init__(self, bits: int, group: int, weighted: bool) -> None:
+        super().__init__(bits, group, weighted)
+        self.zero = float(2 ** (bits - 1))
+
+    @property
+    def starts(self) -> int:
+        """Each starting range with either sign of the scale: there is one code more below 0 than above."""
+        return 2 * STARTS[self.bits]
+
+    def _start(self, start: Expr) -> None:
+        clipped = tirx.Cast("float32", start >> v.i32(1)) * v.f32(STEP[self.bits])
+        sign = tirx.Cast("float32", v.i32(1) - (start & v.i32(1)) * v.i32(2))
+        part = (v.f32(1.0) - clipped) * sign / v.f32(-self.zero)
+        for h in HALVES:
+            low, high = self.low[h], self.high[h]
+            farthest = v.keep(tirx.Select(high > v.splat(0.0) - low, high, low))
+            self._put_scale(h, farthest * tirx.Broadcast(part, v.LANES))
+
+    def _least_squares(self, h: int, sq: Expr, sqq: Expr, sqw: Expr) -> None:
+        """Solve the normal equation of the scale; where all codes stand for 0 the scale stays."""
+        zero, n = v.splat(self.zero), v.splat(float(self.group))
+        squares = v.keep(sqq - (sq + sq - n * zero) * zero)
+        slope = v.keep((sqw - zero * self.moment[h]) / tirx.max(squares, v.splat(LEAST_SPREAD)))
+        found = (squares > v.splat(LEAST_SPREAD)) & (tirx.abs(slope) > v.splat(0.0))
+        self._put_scale(h, tirx.Select(found, slope, self.scale[h]))
+
+    def _put_scale(self, h: int, value: Expr) -> None:
+        """Round a scale of either sign to float16, never subnormal, and keep it with its bias."""
+        value = v.keep(value)
+        size = tirx.max(tirx.abs(value), v.splat(SMALLEST))
+        size = v.keep(_float16(tirx.min(size, v.splat(LARGEST / self.zero))))
+        v.put1(self.scale, [h], tirx.Select(value < v.splat(0.0), v.splat(0.0) - size, size))
+        v.put1(self.bias, [h], self.scale[h] * v.splat(-self.zero))
+
+
 def _float16(value: Expr) -> Expr:
     """Round float32 that is 0 or in float16's normal range to float16's 11 bits, ties to even."""
     bits = v.keep(v.bits(value, v.U32X16), v.U32X16)
@@ -244,12 +294,14 @@ def _bias(value: Expr) -> Expr:
 
 
 @cache
-def compiled_search(bits: int, group: int, source: str, weighted: bool = False) -> Search:
+def compiled_search(
+    bits: int, group: int, source: str, weighted: bool = False, centred: bool = False
+) -> Search:
     """Compile the kernel for this machine; a call runs on the calling thread, without the interpreter's lock.
 
     Its arrays must be of `aligned_empty`. The last, importance, is None where the search is not weighted.
     """
-    func = search_func(bits, group, source, weighted).with_attr("global_symbol", "search")
+    func = search_func(bits, group, source, weighted, centred).with_attr("global_symbol", "search")
     module = tvm.IRModule({"search": func})
     function = tvm.tirx.build(module, target=_target(), pipeline=PIPELINE)["search"]
 

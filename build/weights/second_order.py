@@ -5,7 +5,8 @@ With inputs x of second moments H = E[x·xᵀ] the error of a row is (w - ŵ)·H
 remaining inputs to compensate, by the rows of the upper Cholesky factor of H⁻¹. Groups are static: their
 scales and biases are found first, by the weighted search of quantize.py, so that the order of inputs need not
 be stored. Then scale and bias of each group are solved for again with the codes held fixed, in the same norm,
-and all of it once more on these grids.
+and all of it once more on these grids. They are kept as the scheme stores them: in two levels the factors of
+the superblocks stay, and integers are solved for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.weights.quantize import F32, Scheme, quantize
+from nearfar.build.weights.quantize import F32, Scheme, quantize, scales_and_biases, stack
 from nearfar.build.weights.slab import LARGEST
 from nearfar.kernels.codes import pack_codes
 from nearfar.kernels.quantized import Array, QuantTensor
@@ -78,10 +79,7 @@ def quantize_second_order(weight: Array, scheme: Scheme, name: str, curvature: C
 
     with ThreadPoolExecutor(WORKERS) as pool:
         parts = list(pool.map(solved, range(0, len(wide), ROWS)))
-    words, scales, biases = (
-        np.concatenate([getattr(part, field) for part in parts]) for field in ("words", "scales", "biases")
-    )
-    return QuantTensor(words, scales, biases, scheme.bits)
+    return stack(parts)
 
 
 def error(weight: F32, rounded: F32, moments: F32) -> float:
@@ -95,8 +93,9 @@ class _Rows:
 
     def __init__(self, weight: F32, start: QuantTensor, scheme: Scheme, curvature: Curvature) -> None:
         self.weight, self.scheme, self.curvature = weight, scheme, curvature
-        self.scale, self.bias = start.scales.astype(np.float32), start.biases.astype(np.float32)
+        self.scale, self.bias = scales_and_biases(start, scheme.scales)
         self.codes = np.zeros_like(weight)
+        self.units = start.units
 
     def round(self) -> None:
         """Round with GPTQ's pass over the inputs, on the current grids."""
@@ -112,7 +111,8 @@ class _Rows:
                 input = order[first + j]
                 scale, bias = self.scale[:, input // group], self.bias[:, input // group]
                 column = block[:, j]
-                code = np.clip(np.rint((column - bias) / scale), 0, top)
+                divisor = scale if self.units is None else np.where(scale == 0, np.inf, scale)
+                code = np.clip(np.rint((column - bias) / divisor), 0, top)
                 self.codes[:, input] = code
                 errors[:, j] = (column - (scale * code + bias)) / factor[first + j, first + j]
                 block[:, j + 1 :] -= errors[:, j, None] * factor[first + j, first + j + 1 : last]
@@ -130,14 +130,13 @@ class _Rows:
             by_codes = codes @ local
             a, b, c = (by_codes * codes).sum(1), by_codes.sum(1), local.sum()
             first, second = (spread[:, inside] * codes).sum(1), spread[:, inside].sum(1)
-            determinant = a * c - b * b
-            solvable = determinant > 1e-6 * a * c
-            safe = np.where(solvable, determinant, 1)
-            slope = np.where(solvable, (c * first - b * second) / safe, 0)
-            shift = np.where(solvable, (a * second - b * first) / safe, second / max(float(c), 1e-30))
-            scale, bias = (
-                _float16(self.scale[:, index] + slope, SMALLEST), _float16(self.bias[:, index] + shift)
-            )  # fmt: skip
+            if self.scheme.scales.offsets:
+                slope, shift = _both(a, b, c, first, second)
+            else:  # the bias is −zero · scale
+                zero = self.scheme.scales.zero(self.scheme.bits)
+                slope = (first - zero * second) / np.maximum(a - zero * (2 * b - zero * c), 1e-30)
+                shift = -zero * slope
+            scale, bias = self._stored(index, self.scale[:, index] + slope, self.bias[:, index] + shift)
             change = (self.scale[:, index] - scale)[:, None] * codes + (self.bias[:, index] - bias)[:, None]
             gain = (change * (change @ local)).sum(1) + 2 * (change * spread[:, inside]).sum(1)
             better = gain < 0
@@ -146,19 +145,54 @@ class _Rows:
             change *= better[:, None]
             spread += change @ moments[inside]
 
+    def _stored(self, index: int, scale: F32, bias: F32) -> tuple[F32, F32]:
+        """The nearest scale and bias of group `index` that the scheme stores."""
+        scales = self.scheme.scales
+        if self.units is None:
+            if scales.offsets:
+                return _float16(scale, SMALLEST), _float16(bias)
+            size = _float16(np.minimum(np.abs(scale), LARGEST / scales.zero(self.scheme.bits)), SMALLEST)
+            scale = np.copysign(size, scale)
+            return scale, scale * np.float32(-scales.zero(self.scheme.bits))
+        unit, least = self._factors(index * self.units.shape[1] // self.scale.shape[1])
+        most = 2**scales.bits - 1
+        return (
+            np.clip(np.rint(scale / unit), 0, most).astype(np.float32) * unit,
+            np.clip(np.rint(-bias / least), 0, most).astype(np.float32) * -least,
+        )
+
+    def _factors(self, superblock: int | slice) -> tuple[F32, F32]:
+        """The factors of scales and offsets, float32; both are above 0."""
+        assert self.units is not None
+        wide = self.units.astype(np.float32)
+        return wide[:, superblock, 0], wide[:, superblock, 1]
+
     def tensor(self) -> QuantTensor:
         """The rows as a quantized tensor."""
-        return QuantTensor(
-            pack_codes(self.codes.astype(np.uint8), self.scheme.bits),
-            self.scale.astype(np.float16),
-            self.bias.astype(np.float16),
-            self.scheme.bits,
-        )
+        words, bits = pack_codes(self.codes.astype(np.uint8), self.scheme.bits), self.scheme.bits
+        if self.units is None:
+            return QuantTensor(words, self.scale.astype(np.float16), self.bias.astype(np.float16), bits)
+        per = self.scale.shape[1] // self.units.shape[1]
+        unit, least = (np.repeat(factor, per, axis=1) for factor in self._factors(slice(None)))
+        scales, offsets = (np.rint(wide).astype(np.uint8) for wide in (self.scale / unit, -self.bias / least))
+        return QuantTensor(words, scales, offsets, bits, self.units)
 
     def _rounded(self) -> F32:
         n, k = self.codes.shape
         by_group = self.codes.reshape(n, -1, self.scheme.group_size)
         return np.asarray((by_group * self.scale[..., None] + self.bias[..., None]).reshape(n, k))
+
+
+def _both(a: F32, b: F32, c: Any, first: F32, second: F32) -> tuple[F32, F32]:
+    """Solve two normal equations for the changes of a scale and a bias; where all codes are equal, the scale
+    stays.
+    """
+    determinant = a * c - b * b
+    solvable = determinant > 1e-6 * a * c
+    safe = np.where(solvable, determinant, 1)
+    slope = np.where(solvable, (c * first - b * second) / safe, 0)
+    shift = np.where(solvable, (a * second - b * first) / safe, second / max(float(c), 1e-30))
+    return slope, shift
 
 
 def _float16(values: Any, least: float | None = None) -> F32:

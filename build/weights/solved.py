@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nearfar.kernels.quantized import QuantTensor
 
@@ -22,14 +24,17 @@ class Solved:
 
     def put(self, name: str, tensor: QuantTensor) -> None:
         """Keep a tensor; its arrays are moved to the file."""
-        kept = []
-        for array in (tensor.words, tensor.scales, tensor.biases):
-            start = self._file.seek(0, 2)
-            start += self._file.write(b"\0" * (-start % 64))
-            self._file.write(np.ascontiguousarray(array).data)
-            self._file.flush()
-            kept.append(np.memmap(self._file, array.dtype, "r", start, array.shape))
-        self._tensors[name] = QuantTensor(kept[0], kept[1], kept[2], tensor.bits)
+        words, scales, biases = map(self._kept, (tensor.words, tensor.scales, tensor.biases))
+        units = None if tensor.units is None else self._kept(tensor.units)
+        self._tensors[name] = QuantTensor(words, scales, biases, tensor.bits, units)
+
+    def _kept(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Move an array to the file."""
+        start = self._file.seek(0, 2)
+        start += self._file.write(b"\0" * (-start % 64))
+        self._file.write(np.ascontiguousarray(array).data)
+        self._file.flush()
+        return np.memmap(self._file, array.dtype, "r", start, array.shape)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -239,7 +239,7 @@ class WeightStream:
             self.checkpoint.read_into(job.tensor, job.start, piece.rows)
         else:
             piece.rows[...] = self._rows(job)
-        scheme = Scheme(matrix.bits, matrix.group)
+        scheme = Scheme(matrix.bits, matrix.group, matrix.scales)
         return _Done(quantize_slice(piece, scheme, job.tensor, job.start), anew)
 
     def _stored(self, job: _Job) -> Matrix:

@@ -18,9 +18,22 @@ from nearfar.build.source import open_source
 from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantized import find_quantized
 from nearfar.errors import BuildError, CheckpointError
+from nearfar.format.scales import PAIRS, SYMMETRIC
 from nearfar.step.reading import read_model
 from tests.support.quantized import CONFIG, answer, greedy, read_back, write
-from tests.support.quantized_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
+from tests.support.quantized_formats import (
+    ANEW,
+    CENTRED,
+    EXACT,
+    FORMATS,
+    RUN,
+    Made,
+    awq,
+    compressed,
+    gptq,
+    mlc,
+    nf4,
+)
 from tests.support.turns import share
 
 
@@ -40,6 +53,26 @@ def test_weights_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
             assert np.abs(carried[tensor] - value).max() <= made.step * largest, tensor
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_scales_of_symmetric_checkpoints_are_stored_without_offsets(name: str, tmp_path: Path) -> None:
+    made = FORMATS[name]()
+    source = open_source(BuildOptions(str(made.write(tmp_path / name)), tmp_path))
+    kept = {matrix.scales for matrix in source.matrices.values() if matrix.quantized and source.keeps}
+    assert kept == ({SYMMETRIC} if name in CENTRED else {PAIRS} if made.kept != ANEW else set())
+
+
+@pytest.mark.parametrize("make", [lambda: gptq(8, symmetric=True), lambda: compressed(8, 64, zeros=True)])
+def test_one_zero_that_is_another_needs_offsets(make: Callable[[], Made], tmp_path: Path) -> None:
+    made = make()
+    name = next(name for name in made.tensors if name.endswith(("qzeros", "zero_point")))
+    made.tensors[name][0, 0] += 1
+    source = open_source(BuildOptions(str(made.write(tmp_path / "x")), tmp_path))
+    assert source.quantized is not None
+    schemes = source.quantized.tensors
+    other = f"{name.rpartition('.')[0]}.weight"
+    assert {n for n, found in schemes.items() if found and found.scales == PAIRS} == {other}
+
+
 @pytest.mark.parametrize("name", share(RUN, 2))
 def test_built_and_run(name: str, tmp_path: Path) -> None:
     made = FORMATS[name]()
@@ -50,6 +83,10 @@ def test_built_and_run(name: str, tmp_path: Path) -> None:
     assert kinds == {made.kept}
     steps = [matrix.get("step", 0.0) for matrix in stored]
     assert max(steps) <= made.step
+    layers = [matrix for matrix in stored if matrix["name"].startswith("layers.")]
+    assert {"scales" in matrix for matrix in layers} == {name in CENTRED}
+    if name in CENTRED:
+        assert all(matrix["scales"] == {"offsets": False} for matrix in layers)
     assert (max(steps) > 0) == (made.step > 0)
     if made.kept != ANEW:
         _, carried = read_back(root, made.floats)

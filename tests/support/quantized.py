@@ -154,7 +154,7 @@ def read_back(path: Path, expected: Mapping[str, Array]) -> tuple[dict[str, Arra
         floats[name] = np.concatenate([quantized.weights(name, *piece) for piece in pieces])
         if scheme is not None:
             k = floats[name].shape[1]
-            rows = [quantized.carry(name, *piece).rows for piece in pieces]
+            rows = [quantized.carry(name, *piece, scheme.scales).rows for piece in pieces]
             carried[name] = np.concatenate(
                 [
                     dequantize(part.widened(part.bits, scheme.group_size, k), scheme.group_size)

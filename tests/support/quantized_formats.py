@@ -139,9 +139,11 @@ def compressed(
     asymmetric: bool = False,
     apart: bool = False,
     dtype: Any = ml_dtypes.bfloat16,
+    zeros: bool = False,
 ) -> Made:
     """https://github.com/vllm-project/compressed-tensors: compressors/pack_quantized, naive_quantized.
-    `group` 0: one scale for each row; `apart`: no value crosses a word, as in older versions.
+    `group` 0: one scale for each row; `apart`: no value crosses a word, as in older versions;
+    `zeros`: zero points are stored even if all are 0.
     """
 
     def store(base: str, weight: Array) -> tuple[dict[str, Array], Array]:
@@ -151,13 +153,13 @@ def compressed(
         out = {f"{base}.weight_scale": found.scales}
         if kind == "int-quantized":
             out[f"{base}.weight"] = (found.codes - half).astype(np.int8)
-            if asymmetric:
+            if asymmetric or zeros:
                 out[f"{base}.weight_zero_point"] = (found.zeros - half).astype(np.int8)
             return out, found.weights()
         pack = _apart if apart else pack_words
         out[f"{base}.weight_packed"] = pack(found.codes, bits)
         out[f"{base}.weight_shape"] = np.array([n, k], np.int64)
-        if asymmetric:
+        if asymmetric or zeros:
             out[f"{base}.weight_zero_point"] = pack(found.zeros.T, bits).T
         return out, found.weights()
 
@@ -387,7 +389,9 @@ FORMATS: dict[str, Callable[[], Made]] = {
     "pack-quantized-3": lambda: compressed(3, 32),
     "pack-quantized-3-apart": lambda: compressed(3, 32, apart=True, asymmetric=True),
     "pack-quantized-8-rows": lambda: compressed(8, 0),
+    "pack-quantized-zeros": lambda: compressed(zeros=True),
     "int-quantized": lambda: compressed(8, 0, "int-quantized"),
+    "int-quantized-zeros": lambda: compressed(8, 0, "int-quantized", zeros=True),
     "int-quantized-asymmetric": lambda: compressed(8, 64, "int-quantized", asymmetric=True),
     "nvfp4-pack-quantized": lambda: fp4("nvfp4-pack-quantized"),
     "mxfp4-pack-quantized": lambda: fp4("mxfp4-pack-quantized"),
@@ -402,6 +406,11 @@ FORMATS: dict[str, Callable[[], Made]] = {
     "mlc-3": lambda: mlc("q3f16_1"),
 }
 """Functions that make a checkpoint, by name of the format."""
+CENTRED = (
+    "gptq-symmetric", "gptq_v2-symmetric-rows", "pack-quantized", "pack-quantized-3", "pack-quantized-8-rows",
+    "pack-quantized-zeros", "int-quantized", "int-quantized-zeros", "int8",
+)  # fmt: skip
+"""Formats whose scales need no offsets: one code stands for 0 in every group."""
 RUN = (
     "awq", "gptq-symmetric", "gptq-3", "gptq-scattered", "pack-quantized", "int-quantized", "fp8-blocks",
     "nf4-nested", "int8", "mlc", "nvfp4-pack-quantized",

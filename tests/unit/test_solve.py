@@ -31,7 +31,7 @@ def test_good_weighs_inputs_by_their_squares(case: Case, tmp_path: Path) -> None
     source = open_source(options)
     windows = np.random.default_rng(0).integers(0, source.model.vocab_size, (2, 16))
     told: list[tuple[int, int]] = []
-    solved = solve(
+    _, solved = solve(
         source, "good", CalibrationText(windows, "", ""), lambda done, total: told.append((done, total))
     )
     assert told == [(index, told[-1][1]) for index in range(len(told))]

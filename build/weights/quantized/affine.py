@@ -78,6 +78,8 @@ class Affine:
             codes = self.levels.scales, self.levels.biases
             return Carried(QuantTensor.of_codes(self.codes, *codes, bits, units))
         (scales, biases), change, rounded = near(self.scales, self.biases, bits, name)
+        if not how.offsets:
+            rounded = int(np.count_nonzero(scales != self.scales))
         return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), change, rounded)
 
 

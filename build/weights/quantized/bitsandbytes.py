@@ -62,7 +62,7 @@ class BitsAndBytes(AffineFormat):
                 weight = f"{name.removesuffix('.SCB')}.weight"
                 shape = checkpoint.entries[weight].shape if weight in checkpoint.entries else ()
                 k = shape[1] if len(shape) == 2 else 0
-                schemes[weight] = scheme_for(8, k, k) if k and entry else None
+                schemes[weight] = scheme_for(8, k, k, centred=True) if k and entry else None
         super().__init__(checkpoint, schemes)
 
     @staticmethod

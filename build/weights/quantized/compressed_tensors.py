@@ -74,7 +74,9 @@ class CompressedTensors(AffineFormat):
             if own.kind in FP4:
                 k *= 2
             carried = own.kind != FLOATING and own.block is None and not self._scattered(base, k, own)
-            schemes[f"{base}.weight"] = scheme_for(own.bits, own.group or k, k) if carried and k else None
+            centred = carried and self._centred(base, own, shape)
+            found = scheme_for(own.bits, own.group or k, k, centred) if carried and k else None
+            schemes[f"{base}.weight"] = found
         self.tensors = schemes
 
     @staticmethod
@@ -165,6 +167,20 @@ class CompressedTensors(AffineFormat):
             codes = _in_range(values + half, own.bits, f"{base}.weight")
         zeros = self._zeros(base, start, stop, own) if f"{base}.weight_zero_point" in entries else half
         return Affine(codes, scales, -scales * zeros)
+
+    def _centred(self, base: str, own: Group, shape: Shape) -> bool:
+        """Whether the value 0 stands for 0 in every group: there are no zeros, or all of them are 0. `shape`
+        of the tensor that stores the values.
+        """
+        name = f"{base}.weight_zero_point"
+        entry = self.checkpoint.entries.get(name)
+        if own.kind in FP4 or entry is None:
+            return own.kind not in FP4
+        n, packed = shape[0], own.kind == PACKED
+        rows, dtype = (self._words(name, n, own.bits, 0), np.int32) if packed else (n, np.int8)
+        if len(entry.shape) != 2 or entry.shape[0] != rows or entry.dtype != dtype:
+            return False  # `wanted` reports a tensor of another shape or dtype
+        return bool((self._zeros(base, 0, n, own) == 2 ** (own.bits - 1)).all())
 
     def _zeros(self, base: str, start: int, stop: int, own: Group) -> npt.NDArray[np.int64]:
         """The zeros as unsigned codes, int64 [stop - start, groups]."""

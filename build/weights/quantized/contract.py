@@ -97,14 +97,17 @@ class Quantized(Protocol):
         ...
 
 
-def scheme_for(bits: int, group: int, k: int) -> Scheme | None:
+def scheme_for(bits: int, group: int, k: int, centred: bool = False) -> Scheme | None:
     """The scheme that holds codes of `bits` bits in groups of `group` of k inputs: the fewest sufficient
     bits, and the largest group size that divides `group`; None where there is none.
+
+    `centred`: the code 2^(bits - 1) stands for 0 in every group, so that scales need no offsets.
     """
     wide = min((b for b in BITS if b >= bits), default=None)
     if wide is None:
         return None
-    found = [Scheme(wide, size) for size in GROUPS if group % size == 0]
+    scales = SYMMETRIC if centred and wide == bits else PAIRS
+    found = [Scheme(wide, size, scales) for size in GROUPS if group % size == 0]
     return max((s for s in found if s.fits(k)), key=lambda s: s.group_size, default=None)
 
 

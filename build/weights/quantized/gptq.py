@@ -21,6 +21,7 @@ from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
 from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.errors import CheckpointError
 from nearfar.kernels.codes import unpack_codes
+from nearfar.kernels.quantized import Array
 from nearfar.step.config import ConfigReader
 
 BITS = (2, 3, 4, 8)
@@ -69,7 +70,21 @@ class Gptq(AffineFormat):
         group = self._group or k
         indices = self._groups_of_inputs(base, k, -(-k // group))
         in_order = indices is None or bool((indices == np.arange(k) // group).all())
-        return scheme_for(self._bits, group, k) if in_order and k else None
+        return scheme_for(self._bits, group, k, self._centred(base)) if in_order and k else None
+
+    def _centred(self, base: str) -> bool:
+        """Whether all zeros of a matrix are 2^(bits - 1): a symmetric checkpoint."""
+        entry = self.checkpoint.entries.get(f"{base}.qzeros")
+        if entry is None or entry.dtype != np.int32 or len(entry.shape) != 2:
+            return False  # `wanted` reports it
+        zeros = self._zeros(self.checkpoint.read(f"{base}.qzeros"))
+        outputs = self.checkpoint.entries[f"{base}.qweight"].shape[1]
+        return bool((zeros[:, :outputs] == 2 ** (self._bits - 1)).all())
+
+    def _zeros(self, words: Array) -> npt.NDArray[np.int64]:
+        """The zeros that words of `qzeros` [groups, words] hold, [groups, outputs]."""
+        stored = unpack_codes(np.ascontiguousarray(words).view(np.uint32), self._bits).astype(np.int64)
+        return np.asarray((stored + self._less) % 2**self._bits, np.int64)
 
     def _groups_of_inputs(self, base: str, k: int, groups: int) -> npt.NDArray[np.int64] | None:
         """The group of each input from `g_idx`; None where it is missing, or has another shape or dtype,
@@ -113,9 +128,7 @@ class Gptq(AffineFormat):
         first = start // ALIGNED * ALIGNED
         last = min(-(-stop // ALIGNED) * self._bits, self.checkpoint.entries[f"{base}.qzeros"].shape[1])
         columns = self.checkpoint.read_columns(f"{base}.qzeros", first * self._bits // 32, last)
-        packed = columns.view(np.uint32)
-        stored = unpack_codes(packed, self._bits)[:, start - first : stop - first].T.astype(np.int64)
-        zeros = (stored + self._less) % 2**self._bits
+        zeros = self._zeros(columns)[:, start - first : stop - first].T
         scales = self.checkpoint.read_columns(f"{base}.scales", start, stop).T.astype(np.float64)
         return Affine(codes, scales, -scales * zeros)
 

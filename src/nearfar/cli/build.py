@@ -98,6 +98,16 @@ def build(
             "bits (--kv-bits) need. Default: the prose and documentation that come with nearfar."
         ),
     ] = DEFAULTS.calibrate,
+    scales: Annotated[
+        str | None,
+        typer.Option(
+            help="How scales of quantized matrices may be stored, separated by commas: `pairs` (a float16 "
+            "scale and offset for each group), `single` (a scale alone, for half as many weights), `levels` "
+            "(6 bits, for half as many weights). None takes more bytes than pairs. --quality good and best "
+            "take the way with which a matrix loses least; fast takes the first that fits. Default: pairs "
+            "with fast, else all that every target has (docs/quality.md)."
+        ),
+    ] = None,
     bits: Annotated[
         float | None,
         typer.Option(
@@ -237,6 +247,7 @@ def build(
         embeddings=embeddings,
         quality=cast(Quality, quality),  # the value is checked where the checkpoint is known
         calibrate=calibrate,
+        scales=None if scales is None else _names([scales]),
         bits=bits,
         fit=None if fit is None else parse_size(fit, "--fit"),
         kernel_cache=kernel_cache,

@@ -44,9 +44,9 @@ THREADS = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a row of x has what its heads read: the first columns of keys, queries and values. `key_head`: the
-    head of keys and queries that a head reads, of a number or an expression; `depth`, `width`: lengths of a key
-    and of a value.
+    """Where a row of x has what its heads read: the first columns of keys, queries and values. `key_head`
+    gives the head of keys and queries that a head reads, as a number or an expression; `depth`, `width`:
+    lengths of a key and of a value.
     """
 
     keys: int

@@ -1,0 +1,99 @@
+"""Chooses how the scales of our own quantization are stored, among ways that take no more bytes than float16
+pairs.
+
+Half as many inputs share a scale where it needs half the bytes: a float16 scale without an offset, or a scale
+and an offset of 6 bits with float16 factors for 256 inputs. Which way loses least depends on the matrix, so
+each way is tried and its error measured (docs/decisions/0029-scales-by-measured-loss.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nearfar.build.weights.quantize import F32, Scheme, dequantize
+from nearfar.errors import BuildError
+from nearfar.format.scales import PAIRS, Scales, matrix_bytes
+from nearfar.kernels.quantized import Held, Matrix, QuantTensor
+
+WAYS = ("pairs", "single", "levels")
+"""Names of the ways on the command line: float16 pairs, float16 scales alone, scales in two levels."""
+
+
+def way(scales: Scales) -> str:
+    """The name of a way of storing scales on the command line."""
+    if scales.superblock:
+        return "levels"
+    return "pairs" if scales.offsets else "single"
+
+
+def ways(scheme: Scheme, k: int, held: Held) -> list[Scheme]:
+    """The ways of storing a matrix with k inputs that take no more bytes than `scheme`, which has float16
+    pairs: `scheme` itself if `held` has pairs, and each of the others with half as many inputs in a group.
+
+    If `held` has several ways with one name, it is the one that takes most bytes. Two levels without offsets
+    are not among them: scales and offsets lose less at these sizes.
+    """
+    assert scheme.scales == PAIRS, scheme
+    found = [scheme] if PAIRS in held.scales else []
+    for name in WAYS[1:]:
+        fitting = [
+            narrow
+            for scales in held.scales
+            if way(scales) == name and scales.offsets == bool(scales.superblock)
+            and (narrow := Scheme(scheme.bits, scheme.group_size // 2, scales)).group_size in held.groups
+            and narrow.fits(k) and _bytes(narrow, k) <= _bytes(scheme, k)
+        ]  # fmt: skip
+        found += sorted(fitting, key=lambda narrow: _bytes(narrow, k))[-1:]
+    return found or [scheme]
+
+
+def _bytes(scheme: Scheme, k: int) -> int:
+    """Bytes of 8 rows, a whole number."""
+    return matrix_bytes(8, k, scheme.bits, scheme.group_size, scheme.scales)
+
+
+def stored_as(matrix: Matrix, scheme: Scheme) -> Matrix:
+    """The matrix in a scheme."""
+    return replace(matrix, bits=scheme.bits, group=scheme.group_size, scales=scheme.scales)
+
+
+def loss(weight: F32, rounded: QuantTensor, scheme: Scheme, importance: F32 | None) -> float:
+    """Σ h·(w − ŵ)² over a matrix, h the importance of an input, or 1."""
+    squares = np.square(weight - dequantize(rounded, scheme.group_size, scheme.scales))
+    if importance is None:
+        return float(squares.sum(dtype=np.float64))
+    return float((squares @ importance).sum(dtype=np.float64))
+
+
+def storable(names: Sequence[str] | None, held: Mapping[str, Held]) -> Held:
+    """What our own quantization may store: the ways called `names`, None for all, as far as each target can
+    (`held`, by the targets' names). Raises BuildError for an unknown name, and for a way that a target lacks.
+    """
+    unknown = [name for name in names or () if name not in WAYS]
+    if unknown or (names is not None and not names):
+        raise BuildError(f"unknown --scales {', '.join(unknown) or '(none)'}: use {', '.join(WAYS)}")
+    for target, each in held.items():
+        there = {way(scales) for scales in each.scales}
+        for name in names or ():
+            if name not in there:
+                raise BuildError(
+                    f"--scales {name}: target {target} stores {_told(there)} only: leave {name} out, or "
+                    "build for this target apart"
+                )
+    groups = [size for size in Held().groups if all(size in each.groups for each in held.values())]
+    common = [scales for scales in Held().scales if all(scales in each.scales for each in held.values())]
+    wanted = [scales for scales in common if names is None or way(scales) in names]
+    return Held(tuple(groups), tuple(wanted), pieces=False)
+
+
+def _told(names: Iterable[str]) -> str:
+    return " and ".join(name for name in WAYS if name in names)
+
+
+def first_of(names: Sequence[str], scheme: Scheme, k: int, held: Held) -> Scheme:
+    """The way that comes first in `names` and fits rows of k inputs; float16 pairs where none does."""
+    found = {way(each.scales): each for each in ways(scheme, k, held)}
+    return next((found[name] for name in names if name in found), scheme)
