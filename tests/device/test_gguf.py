@@ -186,7 +186,7 @@ def test_heads_of_values_stay_where_they_are(kind: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(source.quantized.weights(name, 0, 200), floats[:200], err_msg=name)
         scheme = source.quantized.tensors[name]
         assert scheme is not None
-        assert source.quantized.carry(name, 0, 200, scheme.scales).step == 0
+        assert source.quantized.carry(name, 0, 200, scheme.scales).change == 0
 
 
 FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")

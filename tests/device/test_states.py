@@ -17,9 +17,15 @@ import numpy as np
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
+from nearfar.cli.inspect import describe
 from nearfar.edge_runtime import Engine, devices
+from nearfar.edge_runtime.artifact.budget import windows
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.edge_runtime.executors.cpu import DEVICE
+from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
 from nearfar.errors import DeviceError
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
@@ -257,3 +263,15 @@ def check_texts(name: str, answers: list[tuple[list[float], int]]) -> None:
         best.append(found)
     for found, _ in answers:
         assert min(np.abs(np.subtract(found, each)).max() for each in best) < 2e-2
+
+
+@NAMED
+def test_the_memory_is_that_of_the_prediction(built: Built, name: str) -> None:
+    """What `inspect` says for one sequence of the whole context: weights, caches of all kinds, workspaces."""
+    require("cpu")
+    artifact = Artifact.open(built(name, "cpu"))
+    program, context = artifact.able_programs(DEVICE.probe(None))[0], artifact.manifest.model.context_length
+    predicted = describe(artifact.path)["memory"][program.name][str(context)]
+    pages = tuple(window.most_columns(1, context) for window in windows(artifact.manifest))
+    executor = CpuExecutor(artifact, program, Settings(pages, context, 1))
+    assert abs(executor.memory_used() - predicted) < 0.05 * predicted

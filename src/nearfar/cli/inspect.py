@@ -23,7 +23,7 @@ from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError, RequestError
-from nearfar.format.buffers import KV, sized
+from nearfar.format.buffers import of_cache, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
 from nearfar.format.sampling import SamplingDefaults
@@ -221,8 +221,9 @@ def memory_for(artifact: Artifact, program: Program, context: int) -> int:
     total = (
         _weights_in_memory(artifact, program) + sum(program.workspace) + kv_bytes(manifest, program, context)
     )
+    caches = {name for i, cache in enumerate(manifest.caches) for name in of_cache(i, cache.parts)}
     for buffer in manifest.buffers:
-        if buffer.dtype != KV:
+        if buffer.name not in caches:
             total += math.prod(sized(buffer.shape, context, ())) * DTYPE_BYTES[buffer.dtype]
     return total
 
