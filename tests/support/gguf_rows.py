@@ -47,7 +47,7 @@ def embed_arrays(packs: Packs, kind: str, k: int) -> tuple[dict[str, Array], Arr
     _, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     matrix = embed_job(kind, k).matrix
     carried = read_rows(kind, rows, size).carried(matrix.bits, kind, matrix.scales)
-    assert (carried.step, carried.rounded) == (0, 0)
+    assert (carried.change, carried.rounded) == (0, 0)
     tokens = np.zeros(MAX_STEP, np.int32)
     tokens[:ROWS] = np.arange(ROWS)
     arrays = {f"w{i}": array for i, array in enumerate(packs.pack(matrix, carried.rows))}
