@@ -123,7 +123,7 @@ class SequenceTable:
         return self._longest(rows, context, [allocator.count for allocator in self.allocators])
 
     def longest_now(self, rows: int, context: int, without: Seq[Sequence] = ()) -> int:
-        """The most positions of a sequence in the pages that no sequence holds, or only those of `without`."""
+        """The most positions of a sequence in the pages that only `without`, or no sequence, holds."""
         counts = [self.available_in(g) + self._held_alone(g, without) for g in range(len(self.windows))]
         return self._longest(rows, context, counts)
 
