@@ -96,7 +96,7 @@ def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(
     told: list[tuple[int, int]] = []
     with rig.load() as engine:
         engine.asynchronous.core.compiling.tell = lambda done, total: told.append((done, total))
-        assert rig.compiled == [], "a processor that plays a GPU compiles what is asked for"
+        assert rig.compiled == [], "a software GPU compiles nothing before the first request"
         first = [event.token for event in engine.generate([1, 5, 7], SHORT)]
         needed = rig.kernels(("step", 1), ("step", FEW), ("greedy", 1))
         assert {name for name, _ in rig.compiled} <= needed

@@ -2,7 +2,7 @@
 rows in order.
 
 Each thread keeps a part of a column in registers: LANES threads share one. So a step reads and writes a state
-once, however many rows there are, and a row costs one barrier. Where software plays a GPU, a barrier costs
+once, however many rows there are, and a row costs one barrier. On a software GPU a barrier costs
 more than the products: there, in steps of many rows, a thread has a whole column, and there is no barrier
 (256 rows in lavapipe: 0.4 of the time). With S the state before a row, k and q its key and query, g its
 decay, β its rate:
