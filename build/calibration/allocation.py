@@ -24,7 +24,7 @@ from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import Source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
-from nearfar.build.weights.ways import ways
+from nearfar.build.weights.ways import squared_error, ways
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.kernels.codes import BITS
@@ -169,7 +169,7 @@ def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, 
             rounded = dequantize(quantize(weight, scheme, name, importance), scheme.group_size, scheme.scales)
             if scheme in tensors:
                 tensors[scheme][name] = rounded
-            losses[scheme] += float((np.square(weight - rounded) @ importance).sum(dtype=np.float64))
+            losses[scheme] += squared_error(weight, rounded, importance)
     best = {bits: min((w for w in schemes if w.bits == bits), key=lambda w: losses[w]) for bits in fitting}
     errors = {bits: losses[scheme] for bits, scheme in best.items()}
     return errors, FloatWeights.stacked(param, tensors[best[probe]])

@@ -15,7 +15,7 @@ from nearfar.build.options import QUALITIES, BuildOptions, Quality
 from nearfar.build.source import Source
 from nearfar.build.weights.quantize import METHOD, Scheme
 from nearfar.build.weights.solved import Solved
-from nearfar.build.weights.ways import first_of, storable, ways
+from nearfar.build.weights.ways import first_of, storable
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.kernels.codes import BITS
@@ -45,33 +45,36 @@ def check_quality(options: BuildOptions, source: Source) -> None:
                 "bits (--kv-bits): add one of them, or leave it out"
             )
         return
-    if source.keeps:
-        kept = source.quantized.name if source.quantized is not None else ""
-        raise BuildError(
-            f"--quality {options.quality} chooses codes, but the codes of {options.checkpoint} ({kept}) are "
-            f"kept: leave --quality out, or quantize them again with --requantize {source.scheme.name}"
-        )
-    if not source.scheme.bits:
-        raise BuildError(
-            f"--quality {options.quality} is for quantized weights, and these are not to be quantized: leave "
-            "--quality out, or use --quant q4"
-        )
+    asked, kept = f"--quality {options.quality}", _kept(options, source)
+    _check_quantizes(source, asked, f"chooses codes, but the codes of {kept} are kept")
 
 
 def _check_scales(options: BuildOptions, source: Source) -> None:
     """Reject --scales where nothing is quantized."""
     if options.scales is None:
         return
-    asked = f"--scales {','.join(options.scales)}"
+    asked, kept = f"--scales {','.join(options.scales)}", _kept(options, source)
+    _check_quantizes(source, asked, f"chooses how scales are stored, but {kept} keeps its codes and scales")
+
+
+def _kept(options: BuildOptions, source: Source) -> str:
+    """The checkpoint with the name of its quantization, as messages call it."""
+    return f"{options.checkpoint} ({source.quantized.name if source.quantized is not None else ''})"
+
+
+def _check_quantizes(source: Source, asked: str, why: str) -> None:
+    """Raise BuildError where a build quantizes nothing. `asked`: an option with its value that chooses how to
+    quantize; `why`: what it does, and that the checkpoint's codes are kept.
+    """
+    option = asked.partition(" ")[0]
     if source.keeps:
-        kept = source.quantized.name if source.quantized is not None else ""
         raise BuildError(
-            f"{asked} chooses how scales are stored, but {options.checkpoint} ({kept}) keeps its codes and "
-            f"scales: leave --scales out, or quantize them again with --requantize {source.scheme.name}"
+            f"{asked} {why}: leave {option} out, or quantize them again with --requantize "
+            f"{source.scheme.name}"
         )
     if not source.scheme.bits:
         raise BuildError(
-            f"{asked} is for quantized weights, and these are not to be quantized: leave --scales out, or "
+            f"{asked} is for quantized weights, and these are not to be quantized: leave {option} out, or "
             "use --quant q4"
         )
 
@@ -166,6 +169,5 @@ def _tables(source: Source, solved: Solved) -> Source:
         matrix = source.matrices.get(param.name)
         if matrix is None or not matrix.quantized or any(name in solved for name in param.tensors):
             continue
-        schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
-        chosen[param.name] = least_loss(source, param, schemes, None)
+        chosen[param.name] = least_loss(source, param, None)
     return source.stored_as(chosen)

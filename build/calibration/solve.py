@@ -7,7 +7,7 @@ suffices instead of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, st
 from nearfar.build.weights.second_order import F64, Curvature, quantize_second_order
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import read_rows
-from nearfar.build.weights.ways import loss, ways
+from nearfar.build.weights.ways import squared_error, ways
 from nearfar.step.operation import chosen_from, multiplied_by
 from nearfar.step.params import Param
 
@@ -146,8 +146,10 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def least_loss(source: Source, param: Param, schemes: Sequence[Scheme], importance: F32 | None) -> Scheme:
-    """The scheme with which a matrix's tensors lose least: Σ h·(w − ŵ)²."""
+def least_loss(source: Source, param: Param, importance: F32 | None) -> Scheme:
+    """The way of storing a matrix's scales with which its tensors lose least: Σ h·(w − ŵ)²."""
+    matrix = source.matrices[param.name]
+    schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
     if len(schemes) == 1:
         return schemes[0]
     losses = dict.fromkeys(schemes, 0.0)
@@ -155,7 +157,9 @@ def least_loss(source: Source, param: Param, schemes: Sequence[Scheme], importan
         for start in range(0, rows, ROWS):
             weight = to_float32(rows_of(source, name, start, min(rows, start + ROWS)))
             for scheme in schemes:
-                losses[scheme] += loss(weight, quantize(weight, scheme, name, importance), scheme, importance)
+                quantized = quantize(weight, scheme, name, importance)
+                rounded = dequantize(quantized, scheme.group_size, scheme.scales)
+                losses[scheme] += squared_error(weight, rounded, importance)
     return min(schemes, key=lambda scheme: losses[scheme])
 
 
@@ -163,11 +167,9 @@ def _store(solved: Solved, source: Source, param: Param, moments: F64) -> Source
     """Quantize a matrix's tensors with the moments of its inputs in the way that loses least, and keep them
     in `solved`. Gives the source with that way.
     """
-    matrix = source.matrices[param.name]
     curvature = Curvature.of(moments) if moments.ndim == 2 else None
     importance = np.asarray(moments if curvature is None else np.diagonal(moments), np.float32)
-    schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
-    scheme = least_loss(source, param, schemes, importance)
+    scheme = least_loss(source, param, importance)
     for name, rows in param.tensors.items():
         if name in solved:
             continue
@@ -189,9 +191,7 @@ def _store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen)
 
     Gives the source with the way of storing scales that loses least with equal weights.
     """
-    matrix = source.matrices[param.name]
-    schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
-    scheme = least_loss(source, param, schemes, None)
+    scheme = least_loss(source, param, None)
     for expert in range(param.stack):
         solved.experts += 1
         solved.seldom += chosen.importance(param.name, expert) is None

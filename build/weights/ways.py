@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from nearfar.build.weights.quantize import F32, Scheme, dequantize
+from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.errors import BuildError
 from nearfar.format.scales import PAIRS, Scales, matrix_bytes
-from nearfar.kernels.quantized import Held, Matrix, QuantTensor
+from nearfar.kernels.quantized import Held, Matrix
 
 WAYS = ("pairs", "single", "levels")
 """Names of the ways on the command line: float16 pairs, float16 scales alone, scales in two levels."""
@@ -60,9 +60,9 @@ def stored_as(matrix: Matrix, scheme: Scheme) -> Matrix:
     return replace(matrix, bits=scheme.bits, group=scheme.group_size, scales=scheme.scales)
 
 
-def loss(weight: F32, rounded: QuantTensor, scheme: Scheme, importance: F32 | None) -> float:
+def squared_error(weight: F32, rounded: F32, importance: F32 | None) -> float:
     """Σ h·(w − ŵ)² over a matrix, h the importance of an input, or 1."""
-    squares = np.square(weight - dequantize(rounded, scheme.group_size, scheme.scales))
+    squares = np.square(weight - rounded)
     if importance is None:
         return float(squares.sum(dtype=np.float64))
     return float((squares @ importance).sum(dtype=np.float64))
