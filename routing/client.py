@@ -16,7 +16,7 @@ from nearfar.edge_runtime.openai.pieces import Piece as Answered
 from nearfar.edge_runtime.openai.pieces import delta_of, joined, message_of
 from nearfar.edge_runtime.openai.records import Choice, ChunkChoice, Delta, Logprobs, TokenLogprob
 from nearfar.edge_runtime.openai.stream import AsyncStream
-from nearfar.edge_runtime.openai.sync import Engine, Loop, Stream
+from nearfar.edge_runtime.openai.sync import Engine, LoopThread, Stream
 from nearfar.errors import RequestError
 from nearfar.routing.device import EngineDevice
 from nearfar.routing.difficulty import score
@@ -136,7 +136,7 @@ class HybridClient:
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
-        self._own = None if isinstance(device, Engine) else Loop()
+        self._own = None if isinstance(device, Engine) else LoopThread()
         self._loop = device.loop if isinstance(device, Engine) else self._own
         assert self._loop is not None
         inner = device.asynchronous if isinstance(device, Engine) else device
@@ -179,14 +179,14 @@ class HybridClient:
 class _Chat:
     """`client.chat`."""
 
-    def __init__(self, loop: Loop, client: AsyncHybridClient) -> None:
+    def __init__(self, loop: LoopThread, client: AsyncHybridClient) -> None:
         self.completions = Completions(loop, client)
 
 
 class Completions:
     """`client.chat.completions`."""
 
-    def __init__(self, loop: Loop, client: AsyncHybridClient) -> None:
+    def __init__(self, loop: LoopThread, client: AsyncHybridClient) -> None:
         self._loop, self._client = loop, client
 
     @overload

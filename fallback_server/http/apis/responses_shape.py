@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nearfar.edge_runtime.openai.pieces import Piece
-from nearfar.edge_runtime.openai.responses.shape import Counts, ResponseRecords
+from nearfar.edge_runtime.openai.responses.shape import ResponseRecords, TokenCounts
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.shapes import Record
@@ -45,5 +45,5 @@ def _event(record: Record) -> bytes:
     return event(record, record["type"])
 
 
-def _counts(usage: TokenUsage) -> Counts:
-    return Counts(usage.prompt, usage.completion, usage.cached)
+def _counts(usage: TokenUsage) -> TokenCounts:
+    return TokenCounts(usage.prompt, usage.completion, usage.cached)
