@@ -62,8 +62,8 @@ def edge(attack: list[int], word: int, pages: int = 400) -> int:
 
 def torch(attack: list[int], word: int, pages: int = 400) -> int:
     """Steps of the torch engine until a prompt of `word` tokens after the attack's prompts is computed."""
-    limits = torch_scheduler.Limits(16, 256)
-    s = torch_scheduler.Scheduler(SequenceTable(pages, 16, 16), limits)
+    limits = torch_scheduler.BatchLimits(16, 256)
+    s = torch_scheduler.WorkScheduler(SequenceTable(pages, 16, 16), limits)
     works = [
         torch_scheduler.Work(str(number), list(prompt(length, 10_000 * number)), arrival=float(number))
         for number, length in enumerate([*attack, word])

@@ -21,23 +21,23 @@ class ResponseShape:
         self._records = records
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return map(_event, self._records.begin())
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return map(_event, self._records.piece(piece))
 
     def end(self, usage: TokenUsage) -> Sequence[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return [*map(_event, self._records.end(_counts(usage)))]
 
     def failed(self, problem: Problem) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return map(_event, self._records.failed(problem.code, problem.message, problem.param))
 
     def whole(self, pieces: Sequence[Piece], usage: TokenUsage) -> Record:
-        """See Shape."""
+        """See ResponseWriter."""
         return self._records.whole(pieces, _counts(usage))
 
 
