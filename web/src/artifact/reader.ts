@@ -221,7 +221,7 @@ function readProgram(
   };
 }
 
-function readParam(param: Field<format.ParamRecord>): Param {
+function readParam(param: Field<format.KernelParamRecord>): Param {
   return { dtype: param.at("dtype").oneOf(DTYPES), shape: param.at("shape").list(readDim) };
 }
 

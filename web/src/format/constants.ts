@@ -369,7 +369,7 @@ export interface RequiresRecord {
 }
 
 /** Dtype and shape of a kernel argument (cpu). */
-export interface ParamRecord {
+export interface KernelParamRecord {
   readonly dtype: string;
   readonly shape: readonly (number | string)[];
 }
@@ -383,7 +383,7 @@ export interface KernelRecord {
   readonly entry?: string | null;
   readonly access?: readonly string[];
   readonly sha256?: string | null;
-  readonly params?: readonly ParamRecord[];
+  readonly params?: readonly KernelParamRecord[];
   readonly workgroup?: readonly number[];
 }
 
