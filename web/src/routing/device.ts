@@ -6,7 +6,7 @@
 import { DeviceError, throwIfAborted } from "../protocol/errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest, ChatMessage } from "../protocol/openai.js";
 import { SAMPLING } from "../protocol/sampling.js";
-import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
+import { type ChunkContents, ends, isUseful, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import type { Feature } from "./types.js";
 import { within } from "./wait.js";
@@ -85,7 +85,7 @@ export async function* deviceStream(
   request: HybridRequest,
   timeouts: DeviceTimeouts,
   signal: AbortSignal,
-): AsyncGenerator<Piece> {
+): AsyncGenerator<ChunkContents> {
   if (!engine) throw new DeviceError("No model is loaded on this device.");
   const taken = Object.fromEntries(
     TAKEN.flatMap((name) => (request[name] == null ? [] : [[name, request[name]]])),

@@ -9,7 +9,7 @@ import type { Marks } from "./privacy.js";
 import type { CloudState, Decision, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
 
 /** A decision with its inputs. */
-export interface Plan {
+export interface RoutePlan {
   readonly id: string;
   readonly messages: readonly Message[];
   readonly request: RouteRequest;

@@ -50,7 +50,7 @@ def in_pairs(matrix: Matrix) -> bool:
 
 
 class Halves(TileProducts):
-    """Products in pairs of float16, explained in the docstring of the module. TileProducts has the interface."""
+    """Products in pairs of float16; the docstring of the module explains them. See TileProducts."""
 
     def __init__(self, m: int, sides: int, units: int, matrix: Matrix) -> None:
         super().__init__(m, sides, units, matrix)
