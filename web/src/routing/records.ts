@@ -6,11 +6,11 @@ import type { RouteInfo, Usage } from "./openai.js";
 import type { RoutePlan, Told } from "./plan.js";
 import type {
   CloudState,
-  Decision,
   DeviceState,
   Mode,
   PrivateBy,
   Reason,
+  RouteDecision,
   RouteRequest,
   Side,
 } from "./types.js";
@@ -50,8 +50,8 @@ export interface DecisionRecord {
   readonly cloud: CloudState;
   readonly policy: { readonly mode: Mode; readonly difficulty_threshold: number };
   /** The decision that was carried out, and in shadow mode the one without it. */
-  readonly decision: Decision;
-  readonly would: Decision | null;
+  readonly decision: RouteDecision;
+  readonly would: RouteDecision | null;
   readonly outcome: Outcome;
   /** What the device's model showed about the prompt, and which artifact it was. */
   readonly knowledge?: Knowledge;
