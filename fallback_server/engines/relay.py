@@ -20,6 +20,7 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     TokenUsage,
 )
+from nearfar.format.service_fields import SERVICE_FIELDS
 from nearfar.remote.answer import Passing
 from nearfar.remote.chunks import Passed, StreamChunk, UsageCounts
 from nearfar.remote.clock import Clock, StoppedError
@@ -29,20 +30,9 @@ from nearfar.remote.server import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
 
-_KEPT_BACK = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "stream_options",
-    "cache_salt",
-    "request_id",
-    "kv_transfer_params",
-)
+_KEPT_BACK = frozenset((*SERVICE_FIELDS, "stream_options", "cache_salt", "request_id", "kv_transfer_params"))
 """Fields that are not forwarded: they do not concern the upstream, or (the last two, vLLM's) are for servers
-among themselves.
+among themselves. The name of the model is the upstream's own.
 """
 
 _FORMED = ("tools", "response_format", "structured_outputs")

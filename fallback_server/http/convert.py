@@ -22,7 +22,7 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.engines.hints import Hint
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES, Only
+from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
@@ -32,7 +32,8 @@ from nearfar.fallback_server.http.schemas import (
     NamedTool,
     Thinking,
 )
-from nearfar.format.requests import MAX_TOOLS_BYTES
+from nearfar.format.requests import MAX_GRAMMAR_BYTES, MAX_TOOLS_BYTES
+from nearfar.json_size import json_bytes
 
 _LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
@@ -281,12 +282,11 @@ def _guided(
     return Grammar("ebnf", grammar) if grammar is not None else None
 
 
-def _small(value: Any, param: str, most: int = MAX_SCHEMA_BYTES) -> str:
+def _small(value: Any, param: str, most: int = MAX_GRAMMAR_BYTES) -> str:
     """Return the value as JSON. Raises RequestError if that has more than `most` bytes."""
-    text = json.dumps(value)
-    if len(text) > most:
-        raise RequestError(f"{param} takes at most {most:,} bytes of JSON, not {len(text):,}", param)
-    return text
+    if (size := json_bytes(value)) > most:
+        raise RequestError(f"{param} takes at most {most:,} bytes of JSON, not {size:,}", param)
+    return json.dumps(value)
 
 
 def _tool_choice(body: ChatRequest) -> ToolChoice:

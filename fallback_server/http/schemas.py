@@ -11,7 +11,6 @@ from nearfar.edge_runtime.tools.messages import TEXTS, texts_of
 from nearfar.fallback_server.http.fields import (
     HINT,
     MAX_PARTS,
-    MAX_SCHEMA_BYTES,
     OPEN,
     PASSED,
     SILENT,
@@ -34,7 +33,14 @@ from nearfar.fallback_server.http.fields import (
 from nearfar.fallback_server.http.forms import MAX_OPTIONS, ResponseFormat, StructuredOutputs
 from nearfar.fallback_server.http.ignoring import passes_on
 from nearfar.fallback_server.tenants import MAX_PRIORITY
-from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOLS, MAX_VARIABLES
+from nearfar.format.requests import (
+    MAX_CHOICES,
+    MAX_GRAMMAR_BYTES,
+    MAX_LISTED,
+    MAX_STOPS,
+    MAX_TOOLS,
+    MAX_VARIABLES,
+)
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
@@ -277,9 +283,9 @@ class CompletionFields(SamplingFields):
     response_format: Annotated[ResponseFormat | None, OPEN] = None
     structured_outputs: Annotated[StructuredOutputs | None, OPEN] = None
     guided_json: AnyJson = None
-    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
     guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
-    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
     guided_decoding_backend: Annotated[Any, Only(), SILENT] = None
     guided_whitespace_pattern: Annotated[Any, Only()] = None
     use_beam_search: Annotated[Any, Only((False,))] = None
