@@ -41,7 +41,7 @@ def model(path: Path, native: bool = True) -> PagedModel:
 
 
 def _content(folder: Path) -> bytes:
-    """A digest of the names and bytes of all files: pytest gives a removed folder's path to a later folder."""
+    """A digest of the names and bytes of all files. pytest can use a removed folder's path again."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         for part in (file.relative_to(folder).as_posix().encode(), file.read_bytes()):
