@@ -120,7 +120,6 @@ class ExpertTiles:
         return pairs, tiles, experts, experts + self.job.experts, experts + self.job.experts + 1
 
     def expert(self, plan: Expr, t: Expr) -> Expr:
-        """The expert of a tile."""
         return T.Bind(plan[self.starts()[1] + t])
 
     def count(self, plan: Expr) -> Expr:
