@@ -49,8 +49,8 @@ class TensorPiece:
     """Rows [start, start + rows) of a checkpoint's tensor; `order`: the order they are brought into.
 
     `stack`: the number of matrices in the tensor, [stack, rows/stack, k] or, as a vector,
-    [stack, rows/stack]; 0: one, without that dimension. `transposed`: each matrix is stored input by input, [k, n]. `scale`: of a
-    vector, a factor of the piece's values.
+    [stack, rows/stack]; 0: one, without that dimension. `transposed`: each matrix is stored input by input,
+    [k, n]. `scale`: of a vector, a factor of the piece's values.
     """
 
     tensor: str
