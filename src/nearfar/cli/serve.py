@@ -243,7 +243,7 @@ def serve(
         _option(
             "Limits",
             "--limits-store",
-            "redis://HOST:PORT/0: a store in which these servers count the limits a minute together.",
+            "redis://HOST:PORT/0: a store in which these servers count requests and tokens of a key together.",
             "NEARFAR_LIMITS_STORE",
         ),
     ] = DEFAULTS.limits_store,
