@@ -84,7 +84,7 @@ def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(
 
 
 def story_prompts(lengths: list[int]) -> dict[int, str]:
-    """Beginnings of stories that are exactly so many tokens long."""
+    """Beginnings of stories that have exactly the given number of tokens."""
     text = (
         shared_data("text", "tinystories-sample", "tinystories.txt")
         .read_text(encoding="utf-8")
