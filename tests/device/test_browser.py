@@ -56,7 +56,9 @@ def other_page(chromium: Any, classics: str) -> Page:
 
 @pytest.fixture(autouse=True)
 def _closed(chromium: Any) -> Iterator[None]:
-    """Closes the tabs that a test opened: they would go on compiling kernels that nobody asks for."""
+    """Closes the tabs that a test opened: they would go on compiling kernels that nobody asks for. Tabs of
+    the module's fixtures are open before this one is set up.
+    """
     before = chromium.contexts
     yield
     for context in chromium.contexts:
@@ -100,14 +102,14 @@ def test_a_cold_load_asks_for_six_files_and_the_shards_at_most(
 @in_turns("quant")
 @pytest.mark.parametrize("quant", ["q4", "q8"])
 def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(
-    request: pytest.FixtureRequest, chromium: Any, built: Built, quant: str
+    chromium: Any, classics_page: Page, built: Built, quant: str
 ) -> None:
     prompt = "The old king looked at the sea and said"
     expected = reference("classics-7M", quant)
     asked = {"prompt": prompt, "max_tokens": 100, "temperature": 0}
     if quant == "q4":
-        page = request.getfixturevalue("classics_page")
-        text = page.run("return (await engine.completions.create(argument)).choices[0].text;", asked)
+        script = "return (await engine.completions.create(argument)).choices[0].text;"
+        text = classics_page.run(script, asked)
     else:
         with serve(built("classics-7M", quant)) as address:
             text = new_page(chromium, address).answer(**asked, raw=1)

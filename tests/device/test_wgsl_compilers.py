@@ -5,8 +5,8 @@ compiler, on its null device. That device has exactly the limits that WebGPU gua
 
 Chromium compiles all sources, which takes seconds. Making machine code of all pipelines would take minutes on
 its device, and show nothing about other devices. So for kernels that this device never gets (those for
-classes of GPUs), it makes only one pipeline of each kind, and a run makes a third of its pipelines. Dawn makes
-all pipelines.
+classes of GPUs), it makes only one pipeline of each kind, and a run makes a third of its pipelines. Dawn
+makes all pipelines.
 """
 
 from __future__ import annotations

@@ -369,8 +369,8 @@ def openapi() -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()))
 
 
-# The schema comes from a fixture, because Schemathesis makes the cases of a schema that it has when it collects
-# the test: 4 CPU seconds for each process.
+# The schema comes from a fixture: otherwise Schemathesis makes all cases when it collects the test, which
+# takes 4 CPU seconds in each process.
 schema = schemathesis.pytest.from_fixture("openapi")
 
 
