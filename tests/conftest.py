@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give the run a home of its own, so that no test reads or writes the user's keys, lists, models and
     caches.
     """
-    gc.disable()  # until `pytest_collection_finish`
     times.install(config)
     if not hasattr(config, "workerinput"):  # workers inherit the folder
         home = tempfile.mkdtemp(prefix="nearfar-tests-home-")
@@ -45,10 +45,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of garbage collection: half a CPU second of each full one."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without garbage collection, and leave what was imported and collected out of later
+    garbage collections: half a CPU second of each full one.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
