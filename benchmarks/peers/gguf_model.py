@@ -145,8 +145,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: d
     words = {index: word for word, index in tokenizer["model"]["vocab"].items()}
     words |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     ids = range(config["vocab_size"])
-    # llama.cpp wants at least one merge; this one never happens in the prompts.
-    merges = [" ".join(merge) for merge in tokenizer["model"]["merges"]] or ["Ń Ń"]
+    merges = [" ".join(merge) for merge in tokenizer["model"]["merges"]]
+    if not merges:  # llama.cpp wants at least one; this one never happens in the prompts
+        merges, words[max(set(ids) - special)] = ["Ń Ń"], "ŃŃ"
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([words.get(index, f"<unused{index}>") for index in ids])
