@@ -90,7 +90,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] == "qwen3_5_text":
         _add_delta(writer, config)
-    elif (types := config.get("layer_types")) is not None:
+    elif "conv" in (types := config.get("layer_types") or ()):
         heads = config["num_key_value_heads"]
         writer.add_head_count_kv([0 if kind == "conv" else heads for kind in types])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
