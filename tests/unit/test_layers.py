@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edge_runtime": {"step", "format"},
     "remote": {"edge_runtime"},
     "fallback_server": {"step", "format", "edge_runtime", "remote"},
-    "routing": {"edge_runtime", "remote"},
+    "routing": {"format", "edge_runtime", "remote"},
 }
 SHARED = {
     "checkpoint_files",
@@ -30,6 +30,7 @@ SHARED = {
     "hosts",
     "hub",
     "interruptible",
+    "json_size",
     "machine",
     "paths",
     "pooling",

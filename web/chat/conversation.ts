@@ -29,6 +29,8 @@ export interface Events {
   changed(chat: Chat): void;
   /** Called when a person wants the last question answered, for the first time or again. */
   asked(): void;
+  /** Called when a person asks while an answer is written, which nothing may change. */
+  refused(): void;
 }
 
 export class Conversation {
@@ -146,12 +148,16 @@ export class Conversation {
     });
   }
 
-  #askAnew(at: number, text: string): void {
-    // The form was open before this answer began.
-    if (this.#views.some(({ node }) => node.hasAttribute("aria-busy"))) return;
+  /** Asks again from a message on. Returns whether it did: the form may have been open before this answer began. */
+  #askAnew(at: number, text: string): boolean {
+    if (this.#views.some(({ node }) => node.hasAttribute("aria-busy"))) {
+      this.events.refused();
+      return false;
+    }
     this.#cut(at);
     this.ask(text);
     this.events.asked();
+    return true;
   }
 
   #end(view: TurnView, how: Partial<Turn>): void {

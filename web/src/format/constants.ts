@@ -51,11 +51,17 @@ export const MAX_CHOICES = 128;
 /** The most tools of a request, and the most calls of a message. */
 export const MAX_TOOLS = 128;
 
-/**
- * The most bytes of all tools of a request as JSON. Their schemas, which grammars compile, have a bound of
- * their own.
- */
+/** The most bytes of all tools of a request as JSON in UTF-8 without blanks. Schemas have another bound. */
 export const MAX_TOOLS_BYTES = 1048576;
+
+/**
+ * The most bytes of the schemas of all tools that an answer may call, as JSON without descriptions and other
+ * annotations: a grammar is compiled from them.
+ */
+export const MAX_SCHEMAS_BYTES = 65536;
+
+/** The most bytes of a grammar that a request gives: of its text, or of its schema as JSON. */
+export const MAX_GRAMMAR_BYTES = 65536;
 
 /** The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000. */
 export const MAX_INPUTS = 2048;

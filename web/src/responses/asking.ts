@@ -5,13 +5,25 @@
  */
 
 import type { ChatCompletionRequest, MessageParam, TextPart, ToolCall } from "../protocol/openai.js";
-import { SAMPLING } from "../protocol/sampling.js";
 import type { Part, Tool, Wanted } from "./types.js";
 
 const TEXTS = ["input_text", "output_text", "text", "summary_text", "reasoning_text"];
 
 /** Fields with the same name in a chat completion. */
-const SHARED = [...SAMPLING, "stream", "parallel_tool_calls", "chat_template_kwargs"] as const;
+const SHARED = [
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "seed",
+  "stop",
+  "stream",
+  "parallel_tool_calls",
+  "chat_template_kwargs",
+] as const;
 
 type Message = { -readonly [Name in keyof MessageParam]: MessageParam[Name] } & { tool_calls?: ToolCall[] };
 /** The chat completion, with fields that a template may follow. */
