@@ -90,7 +90,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Held:
+class StorableMatrices:
     """What a target can store: group sizes, ways of storing scales, and whether the rows of a matrix can
     differ (Matrix.pieces).
 
@@ -104,9 +104,9 @@ class Held:
     widens: bool = False
 
     @staticmethod
-    def pairs(groups: tuple[int, ...] = GROUPS) -> Held:
+    def pairs(groups: tuple[int, ...] = GROUPS) -> StorableMatrices:
         """What a target can store that has float16 pairs alone."""
-        return Held(groups, (PAIRS,), pieces=False)
+        return StorableMatrices(groups, (PAIRS,), pieces=False)
 
     def apart(self, stored: Iterable[Scales]) -> bool:
         """Whether rows that store their scales in these ways, or in one way with codes of different bits, are
@@ -189,7 +189,7 @@ class QuantPieces:
 
 
 @dataclass(frozen=True)
-class Part:
+class PackedArray:
     """One packed array of a matrix: the tensor `<param>.<name>` of the weight stream."""
 
     name: str
