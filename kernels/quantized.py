@@ -24,7 +24,7 @@ class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
     `bits` is one of codes.BITS for codes in groups of `group` inputs, whose scales are stored as `scales`
-    says; 32 or 16 for dense float32/float16. `stack`: the matrix is so many matrices [n/stack, k], one below
+    says; 32 or 16 for dense float32/float16. `stack`: the matrix is `stack` matrices [n/stack, k], one below
     the other. `pieces`: matrices with some of the rows each, in order, where the rows are not stored alike;
     `bits` and `group` are then those that could hold all of them.
     """

@@ -53,7 +53,7 @@ from nearfar.targets.gpu.packing import parts
 LANES = 8  # lanes of 16 bytes: a segment of 128 bytes
 AHEAD = 8  # words that a lane loads before it uses the first
 LARGE = 1 << 20  # bytes of a matrix from which on a launch should have the threads of its class
-LONGEST = 128  # batches of a row, divided by the most lanes along k; with so many a lane may wait for memory
+LONGEST = 128  # batches of a row, divided by the most lanes along k; with as many a lane may wait for memory
 FULL = 0.9  # share of the lanes' steps that should have work
 
 

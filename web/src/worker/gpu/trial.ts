@@ -175,7 +175,7 @@ export class Steps {
     if (token < 0 || token >= vocabSize)
       throw new DeviceError(
         `A step of ${this.program} gave the token ${token}: its logits are not finite, or not of the ` +
-          `${vocabSize} tokens that there are.`,
+          `${vocabSize} tokens of the vocabulary.`,
       );
   }
 }
