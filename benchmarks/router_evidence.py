@@ -42,7 +42,7 @@ from nearfar.fallback_server.bench.svg import Line, picture
 from nearfar.routing.confidence import entropy
 from nearfar.routing.difficulty import score as english
 from nearfar.routing.fitted import answer_features, row_tokens
-from nearfar.routing.fitting import Columns, Example, closed_gap, curve_of, held_out
+from nearfar.routing.fitting import Example, ExampleTable, closed_gap, curve_of, held_out
 
 END = {
     "en": 'Think in short steps. End with the line "Answer: <number>".',
@@ -222,7 +222,7 @@ async def turns(small: Path, large: Path, folder: Path, examples: list[Example],
         await engine.close()
     print(f"{len(given)} turns; device {sum(d for d, _ in sides)} right, cloud {sum(c for _, c in sides)}")
     for probing in (False, True):
-        columns = Columns.of([*examples, *new], None, probing)
+        columns = ExampleTable.of([*examples, *new], None, probing)
         seen = np.arange(len(examples) + len(new)) < len(examples)
         scores = columns.scores(columns[seen].fit(gains))
         middle = np.median(scores[seen])
@@ -255,12 +255,12 @@ def show(examples: list[Example], given: list[Row]) -> dict[str, Any]:
         f"\n{len(given)} questions; device {device.mean():.3f}, cloud {cloud.mean():.3f}, gains {gains.mean():.3f}"
     )
     print(f"{'':22}  gains  {'en':>5} {'de':>6} {'zh':>6}   APGR   20 %   50 %   80 %  fails")
-    prompt, answer = Columns.of(examples, None, False), Columns.of(examples, HELD, False)
+    prompt, answer = ExampleTable.of(examples, None, False), ExampleTable.of(examples, HELD, False)
     fitted = {
         "fitted: prompt": prompt,
         f"fitted: {HELD} tokens": answer,
-        "fitted: probe": Columns.of(examples, None, True),
-        f"fitted: probe, {HELD} tokens": Columns.of(examples, HELD, True),
+        "fitted: probe": ExampleTable.of(examples, None, True),
+        f"fitted: probe, {HELD} tokens": ExampleTable.of(examples, HELD, True),
     }
     orders = {
         "length": prompt.table[:, 0],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.routing.decision import decide
 from nearfar.routing.policy import Policy
-from nearfar.routing.types import CloudState, Conversation, Decision, DeviceState, Reason, Request
+from nearfar.routing.types import CloudState, Conversation, Decision, DeviceState, Reason, RouteRequest
 
 if TYPE_CHECKING:
     from nearfar.routing.client import AsyncHybridClient as AsyncHybridClient
@@ -25,7 +25,7 @@ __all__ = [
     "HybridClient",
     "Policy",
     "Reason",
-    "Request",
+    "RouteRequest",
     "decide",
 ]
 

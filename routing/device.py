@@ -26,7 +26,7 @@ from nearfar.format.service_fields import SERVICE_FIELDS
 from nearfar.routing.fitted import row_tokens
 from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import UsagePiece
-from nearfar.routing.sides import Call, SideError, Size
+from nearfar.routing.sides import SideCall, SideError, Size
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import DeviceState, Feature
 
@@ -153,7 +153,7 @@ class EngineDevice:
             queue_seconds=ahead / self.speeds.prefill_tps if self.speeds.prefill_tps else 0.0,
         )
 
-    async def stream(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
+    async def stream(self, call: SideCall) -> AsyncGenerator[UsagePiece, None]:
         """Yield the engine's answer. Raises SideError where the device stalls or fails, RequestError where it
         rejects the request.
         """

@@ -40,7 +40,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Request:
+class RouteRequest:
     """A request as the decision sees it: counts, no text.
 
     `max_tokens` bounds the answer, `expected_tokens` is its likely length. `difficulty` is in [0, 1], None
@@ -58,7 +58,7 @@ class Request:
     conversation: Conversation = Conversation()
 
     @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> Request:
+    def parse(cls, data: Mapping[str, Any]) -> RouteRequest:
         """Parse the JSON form."""
         conversation = Conversation(**data.get("conversation") or {})
         return cls(**{**data, "features": tuple(data.get("features", ())), "conversation": conversation})

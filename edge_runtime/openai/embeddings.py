@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.parameters import check_model, token_prompt
 from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, Embedding, EmbeddingUsage
 from nearfar.edge_runtime.text.beside import beside
@@ -22,7 +22,7 @@ Vector = npt.NDArray[np.float32]
 class Embeddings:
     """`engine.embeddings`."""
 
-    def __init__(self, engine: Loaded) -> None:
+    def __init__(self, engine: LoadedModel) -> None:
         self._engine = engine
 
     async def create(

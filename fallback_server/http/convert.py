@@ -26,7 +26,7 @@ from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
-    Common,
+    CompletionFields,
     CompletionRequest,
     EmbeddingRequest,
     NamedTool,
@@ -182,12 +182,12 @@ def prompts(given: str | list[int] | list[str] | list[list[int]]) -> tuple[Promp
     return tuple(tuple(item) if isinstance(item, list) else str(item) for item in given)
 
 
-def _dumped(body: Common, *without: str) -> dict[str, Any]:
+def _dumped(body: CompletionFields, *without: str) -> dict[str, Any]:
     """Return the body for an upstream server, without fields that have no effect, which it may not know."""
     return body.model_dump(exclude_none=True, by_alias=True, exclude={*body.idle(), *without})
 
 
-def as_it_came(given: dict[str, Any], body: Common | EmbeddingRequest) -> dict[str, Any]:
+def as_it_came(given: dict[str, Any], body: CompletionFields | EmbeddingRequest) -> dict[str, Any]:
     """Return the body for an upstream that may know more fields: as the client sent it, with unknown fields
     and parts of messages, but without fields that have no effect.
     """
@@ -204,7 +204,7 @@ def as_it_came(given: dict[str, Any], body: Common | EmbeddingRequest) -> dict[s
     return made
 
 
-def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
+def _common(body: CompletionFields, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
     stop = body.stop
     return {
         "id": name,
@@ -221,7 +221,7 @@ def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sampling(body: Common) -> dict[str, Any]:
+def _sampling(body: CompletionFields) -> dict[str, Any]:
     """Return the fields of Sampling that the caller gave."""
     given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if "top_k" in given:
@@ -233,7 +233,7 @@ def _sampling(body: Common) -> dict[str, Any]:
     return given
 
 
-def _grammar(body: Common) -> Grammar | None:
+def _grammar(body: CompletionFields) -> Grammar | None:
     """Return the grammar that the answer must match. OpenAI has it in response_format, vLLM in
     structured_outputs or guided_*.
     """

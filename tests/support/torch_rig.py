@@ -12,13 +12,13 @@ from nearfar.edge_runtime.grammars import key_of
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import BackendEvent, Sampling, TokenRequest
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
-from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit
+from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, RefusedRequest, Stepped, Submit
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from nearfar.fallback_server.torch_engine.requests import checked
 from tests.support.late import late
 
 if TYPE_CHECKING:
-    from nearfar.fallback_server.torch_engine.engine import Loaded
+    from nearfar.fallback_server.torch_engine.engine import LoadedGrammar
     from nearfar.fallback_server.torch_engine.model import PagedModel
 
 engines = late("nearfar.fallback_server.torch_engine.engine")
@@ -48,7 +48,7 @@ class Rig:
             lambda: compiler(vocabulary(path, facts.vocab_size, facts.eos_token_ids))
         )
         self.said: list[FromWorker] = []
-        self.inbox: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[LoadedGrammar] = queue.SimpleQueue()
         self.engine = engines.Engine(
             loaded,
             models.make_cache(loaded, self.options),
@@ -73,7 +73,7 @@ class Rig:
         for message in self.said:
             if isinstance(message, Stepped):
                 found += [event for owner, event in message.events if owner == request_id]
-            if isinstance(message, Refused) and message.id == request_id:
+            if isinstance(message, RefusedRequest) and message.id == request_id:
                 raise RequestError(message.message, message.param)
         return found
 

@@ -76,7 +76,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Device:
+class LogicalDevice:
     """A logical device with its one queue."""
 
     gpu: Gpu
@@ -140,7 +140,7 @@ def select(which: str | None, found: Sequence[Gpu]) -> Gpu:
     return fitting[0]
 
 
-def open_device(gpu: Gpu, requires: Requires) -> Device:
+def open_device(gpu: Gpu, requires: Requires) -> LogicalDevice:
     """Open a device with a program's features; DeviceError if it lacks features or limits."""
     vk = require_vulkan()
     missing = sorted(set(requires.features) - gpu.features)
@@ -166,7 +166,7 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
     )
     with guard(gpu.name, "being opened"):
         handle = vk.vkCreateDevice(gpu.handle, information, None)
-        return Device(gpu, handle, vk.vkGetDeviceQueue(handle, gpu.queue_family, 0))
+        return LogicalDevice(gpu, handle, vk.vkGetDeviceQueue(handle, gpu.queue_family, 0))
 
 
 def _unfit(handle: Any) -> str | None:

@@ -179,7 +179,7 @@ class TextFormat(Strict):
     strict: bool | None = None
 
 
-class TextOptions(Strict):
+class ResponseText(Strict):
     """The format and the verbosity of the answer's text."""
 
     place = "text."
@@ -216,7 +216,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     tools: Annotated[list[ToolItem], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
+    text: ResponseText | None = None
     reasoning: Reasoning | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     include: Annotated[list[str], many(64), few(64)] | None = None

@@ -15,7 +15,7 @@ from nearfar.edge_runtime.devices import AUTO
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
 from nearfar.store.making import elsewhere, for_device, made
-from nearfar.store.naming import Asked, wanted_of
+from nearfar.store.naming import GivenOptions, wanted_of
 
 
 def pull(
@@ -65,7 +65,7 @@ def pull(
     console, store = Console(stderr=True), Store()
     named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]
     runners = [elsewhere(name) for name in dict.fromkeys(named)]
-    wanted = wanted_of(model, store, Asked(quant, quality, requantize, adapter))
+    wanted = wanted_of(model, store, GivenOptions(quant, quality, requantize, adapter))
     for runner in runners or [for_device(AUTO)]:
         entry = made(store, wanted, runner, building(console), telling(console), bytes_bar)
     there = ", ".join(entry.targets)
