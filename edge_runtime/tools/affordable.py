@@ -1,8 +1,8 @@
 """Bounds what the grammar of many tools costs: schemas that are too large together are not all enforced.
 
-Compiling takes a second or two for the tools of a coding agent. But a compiled grammar travels between processes
-as text, in which xgrammar repeats the automaton of the whole grammar for each rule: that text grows with the square
-of the places. docs/coding-agents.md has what was measured for 32 places and for other bounds.
+Compiling takes a second or two for the tools of a coding agent. But a compiled grammar travels between
+processes as text, in which xgrammar repeats the automaton of the whole grammar for each rule: that text grows
+with the square of the places. docs/coding-agents.md has what was measured for 32 places and other bounds.
 """
 
 from __future__ import annotations

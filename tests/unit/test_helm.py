@@ -1,4 +1,4 @@
-"""The Helm chart: Helm's own SDK renders it for several values, and the result fits the schemas of Kubernetes."""
+"""The Helm chart: Helm's own SDK renders it for several values, and the result fits Kubernetes' schemas."""
 
 from __future__ import annotations
 
