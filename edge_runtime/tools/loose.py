@@ -95,6 +95,8 @@ def following(text: str, names: Collection[str], before: Opening) -> Opening | i
             listed, end = False, scan.at
             scan.blanks()
         if before.closer and not comma and scan.maybe(before.closer):
+            while before.closer == "}" and scan.maybe("}"):
+                pass  # a model that doubles braces may close more than it has opened
             return scan.at
         if not (comma or before.closer):
             return end

@@ -85,7 +85,11 @@ export function following(
       end = scan.at;
       scan.blanks();
     }
-    if (closer && !isComma && scan.maybe(closer)) return scan.at;
+    if (closer && !isComma && scan.maybe(closer)) {
+      // A model that doubles braces may close more than it has opened.
+      while (closer === "}" && scan.maybe("}"));
+      return scan.at;
+    }
     if (!(isComma || closer)) return end;
     return { name: scan.head(), end: scan.at, closer, isListed };
   };
