@@ -52,7 +52,8 @@ LIKE_GGUF = {
     "nemotron_h-plain": {"time_step_min": 1e-9},
     "nemotron_h-experts": {"time_step_min": 1e-9},
     "nemotron_h-latent": {
-        "time_step_min": 1e-9, "mlp_bias": False,
+        "time_step_min": 1e-9,
+        "mlp_bias": False,
         "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"],
     },
     "qwen3_moe-plain": {"norm_topk_prob": True},

@@ -77,7 +77,7 @@ def tiled(tiles: Tiles):
 
     @prim_func
     def kernel(route: T.Buffer((m, 2 * top), "float32"), out: T.Buffer(shape, dtype)):
-        for _ in T.thread_binding(1, thread="blockIdx.x"):
+        for bx in T.thread_binding(1, thread="blockIdx.x"):  # noqa: B007
             for tx in T.thread_binding(threads, thread="threadIdx.x"):
                 counts = T.alloc_shared((experts,), "int32")
                 at = T.alloc_local((2,), "int32")  # pairs counted; slot, or tile
@@ -100,7 +100,7 @@ def tiled(tiles: Tiles):
                                 out[at[1] // rows, 0] = i * threads + tx
                                 out[at[1] // rows, 1 + at[1] % rows] = p
                                 at[1] = at[1] + 1
-                        for _ in T.serial(rows):
+                        for r in T.serial(rows):  # noqa: B007
                             if at[1] % rows > 0:
                                 out[at[1] // rows, 1 + at[1] % rows] = -1
                                 at[1] = at[1] + 1
