@@ -37,7 +37,7 @@ from router_questions import Row, checked, turns_of, varied
 from sklearn.metrics import roc_auc_score
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.openai.knowledge import knowledge, read_prompt
+from nearfar.edge_runtime.openai.knowledge import Knowledge, read_prompt
 from nearfar.fallback_server.bench.svg import Line, picture
 from nearfar.routing.confidence import entropy
 from nearfar.routing.difficulty import score as english
@@ -151,6 +151,13 @@ def read(path: Path) -> dict[str, Any]:
     return {line["id"]: line for line in map(json.loads, lines)}
 
 
+async def look(engine: AsyncEngine, messages: list[dict[str, str]], tokens: tuple[int, ...]) -> Knowledge:
+    """What the model shows about a conversation, which is not kept."""
+    prompt = await read_prompt(engine, messages, ask=False, tokens=tokens)
+    await prompt.release()
+    return prompt.knowledge
+
+
 async def work(artifact: Path, output: Path, given: list[Row], *, answers: bool) -> None:
     """Answer the questions that the file does not have greedily, or write what the model shows about each."""
     known = read(output)
@@ -160,7 +167,7 @@ async def work(artifact: Path, output: Path, given: list[Row], *, answers: bool)
 
     async def one(question: Row) -> dict[str, Any]:
         if not answers:
-            shown = await knowledge(engine, asked(question), ask=False, tokens=tokens)
+            shown = await look(engine, asked(question), tokens)
             return {"knowledge": shown.model_dump()}
         most = TOKENS if long(question) else SHORT
         params: Any = {"max_tokens": most, "temperature": 0.0, "logprobs": True, "top_logprobs": 5}
@@ -215,7 +222,7 @@ async def turns(small: Path, large: Path, folder: Path, examples: list[Example],
             for engine in engines
         ]
         device, cloud = (is_right(question, text) for text in texts)
-        shown = await knowledge(engines[0], messages, ask=False, tokens=tokens)
+        shown = await look(engines[0], messages, tokens)
         new.append(Example(shown.model_dump(), float(device), float(cloud), "", "", ()))
         sides.append((device, cloud))
     for engine in engines:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, overload
 from nearfar.edge_runtime.openai.api import AsyncEngine
 from nearfar.edge_runtime.openai.pieces import Piece as Answered
 from nearfar.edge_runtime.openai.pieces import delta_of, joined, message_of
-from nearfar.edge_runtime.openai.records import Choice, ChunkChoice, Delta, Logprobs, TokenLogprob
+from nearfar.edge_runtime.openai.records import Choice, ChoiceDelta, ChoiceLogprobs, ChunkChoice, TokenLogprob
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.sync import Engine, LoopThread, Stream
 from nearfar.errors import RequestError
@@ -235,7 +235,7 @@ async def _chunks(run: HybridAnswer, usage: bool) -> AsyncGenerator[ChatCompleti
         async for piece in pieces:
             if not begun:
                 begun = True
-                first = ChunkChoice(0, Delta("", "assistant"))
+                first = ChunkChoice(0, ChoiceDelta("", "assistant"))
                 yield ChatCompletionChunk(**head, choices=[first], x_nearfar=run.provenance(whole=False))
             if piece.finish is None:
                 yield ChatCompletionChunk(**head, choices=[_choice(run, piece)])
@@ -255,8 +255,9 @@ async def _whole(run: HybridAnswer) -> ChatCompletion:
         async for piece in coming:
             pieces.append(piece)
     whole = joined(0, pieces)
-    logprobs = _logprobs(run, whole)
-    choice = Choice(0, message_of(whole), whole.finish or "stop", Logprobs(logprobs) if logprobs else None)
+    tokens = _logprobs(run, whole)
+    logprobs = ChoiceLogprobs(tokens) if tokens else None
+    choice = Choice(0, message_of(whole), whole.finish or "stop", logprobs)
     return ChatCompletion(**head, choices=[choice], usage=run.usage, x_nearfar=run.provenance(whole=True))
 
 
@@ -267,7 +268,7 @@ def _head(run: HybridAnswer) -> dict[str, Any]:
 
 def _choice(run: HybridAnswer, piece: UsagePiece) -> ChunkChoice:
     logprobs = _logprobs(run, piece)
-    return ChunkChoice(0, delta_of(piece), piece.finish, Logprobs(logprobs) if logprobs else None)
+    return ChunkChoice(0, delta_of(piece), piece.finish, ChoiceLogprobs(logprobs) if logprobs else None)
 
 
 def _logprobs(run: HybridAnswer, piece: Answered) -> list[TokenLogprob]:

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from nearfar.routing.policy import Policy
 from nearfar.routing.types import (
     CloudState,
-    Decision,
     DeviceState,
     Mode,
     Prediction,
     Predictions,
     Reason,
+    RouteDecision,
     RouteRequest,
     Side,
 )
 
 
-def decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy) -> Decision:
+def decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy) -> RouteDecision:
     """Decide where a request goes, and why. Equal arguments give an equal decision: there is no clock and no
     randomness.
     """
@@ -35,7 +35,7 @@ def decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy
     free: list[Side] = [side for side, blocks in (("device", no_device), ("cloud", no_cloud)) if not blocks]  # type: ignore[misc]
     route = wanted.side if wanted.side in free else next(iter(free), None)
     degraded = route == "device" and wanted.side == "cloud"
-    return Decision(
+    return RouteDecision(
         route=route,
         fallback=next((side for side in free if side != route), None),
         degraded=degraded,

@@ -169,7 +169,7 @@ class ExampleTable:
 
     @classmethod
     def of(cls, examples: Seq[Example], tokens: int | None, probe: bool) -> ExampleTable:
-        """Make the columns of prompts, and (`tokens`) of so many first tokens of answers. `probe`: with the
+        """Make the columns of prompts, and of the first `tokens` tokens of answers. `probe`: with the
         last hidden row, which all examples must have.
         """
         rows = [prompt_features(each.knowledge) for each in examples]

@@ -38,11 +38,11 @@ from nearfar.routing.store import Records, StateFile, StateWriter
 from nearfar.routing.types import (
     CloudState,
     Conversation,
-    Decision,
     DeviceState,
     Mode,
     PrivateBy,
     Reason,
+    RouteDecision,
     RouteRequest,
     Side,
 )
@@ -73,8 +73,8 @@ class RoutePlan:
     hints: Hints
     request: RouteRequest
     states: States
-    decision: Decision
-    would: Decision | None
+    decision: RouteDecision
+    would: RouteDecision | None
     ticket: Ticket | None
     marks: Marks
     private_by: PrivateBy | None = None
@@ -312,7 +312,7 @@ class Router:
         reservation = self._ledger.reserve(plan.hints.conversation, cost) if side == "cloud" else None
         return Ticket(side, given or "request", reservation)
 
-    def _preferring(self, side: Side, request: RouteRequest, states: States) -> Decision:
+    def _preferring(self, side: Side, request: RouteRequest, states: States) -> RouteDecision:
         """Decide as if that side were preferred, as far as the request's mode leaves a choice."""
         mode: Mode = request.mode or states.policy.mode
         if mode not in ("device_only", "cloud_only"):
@@ -469,7 +469,7 @@ def _words_of(reason: Reason) -> str:
     return _WORDS[reason.code].format_map(shown) if reason.code in _WORDS else named
 
 
-def _refusal(decision: Decision) -> NearfarError:
+def _refusal(decision: RouteDecision) -> NearfarError:
     """Make the error of a request that neither side can take."""
     shown = "; ".join(f"{reason.side or 'request'}: {_words_of(reason)}" for reason in decision.reasons)
     message = (

@@ -149,7 +149,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RouteDecision:
     """Where a request goes, and where it goes if that fails. `route` None: nowhere, and `reasons` say why.
 
     `degraded`: the device answers though the cloud was wanted. `cost`: the most that the cloud may charge for

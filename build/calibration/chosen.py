@@ -19,7 +19,7 @@ them by what happens to be in the text.
 
 
 @dataclass(frozen=True)
-class Share:
+class RowShare:
     """Rows [first, last) of a tensor, which are quantized together. `importance`: the importances of their
     inputs; None: all alike. `weight`: the weight of each input's errors in a loss.
     """
@@ -50,13 +50,13 @@ class Chosen:
             return None
         return np.asarray(self.sums[stack, expert] / count, np.float32)
 
-    def shares(self, param: Param, tensor: str) -> Iterator[Share]:
+    def shares(self, param: Param, tensor: str) -> Iterator[RowShare]:
         """The experts that have rows of a tensor of a stack, with what is known of their inputs."""
         total = sum(n for (name, _), n in self.counts.items() if name == param.name)
         for expert, first, last in shares(param, tensor):
             found = self.sums.get((param.name, expert))
             weight = np.zeros(param.k) if found is None else found / total
-            yield Share(first, last, self.importance(param.name, expert), np.asarray(weight, np.float32))
+            yield RowShare(first, last, self.importance(param.name, expert), np.asarray(weight, np.float32))
 
 
 def shares(param: Param, tensor: str) -> Iterator[tuple[int, int, int]]:

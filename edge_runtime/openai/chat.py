@@ -29,9 +29,9 @@ from nearfar.edge_runtime.openai.records import (
     ChatCompletion,
     ChatCompletionChunk,
     Choice,
+    ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
-    Delta,
-    Logprobs,
 )
 from nearfar.edge_runtime.openai.response import RunningResponse
 from nearfar.edge_runtime.openai.stream import AsyncStream
@@ -111,7 +111,7 @@ async def _chat_whole(response: RunningResponse) -> ChatCompletion:
             one.index,
             message_of(one),
             one.finish or "length",
-            Logprobs(list(one.logprobs)) if one.logprobs else None,
+            ChoiceLogprobs(list(one.logprobs)) if one.logprobs else None,
         )
         for one in await response.collect()
     ]
@@ -121,10 +121,10 @@ async def _chat_whole(response: RunningResponse) -> ChatCompletion:
 async def _chat_chunks(response: RunningResponse, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     head = response.head
     for answer in response.answers:
-        yield ChatCompletionChunk(**head, choices=[ChunkChoice(answer.index, Delta("", "assistant"))])
+        yield ChatCompletionChunk(**head, choices=[ChunkChoice(answer.index, ChoiceDelta("", "assistant"))])
     async with aclosing(merge(response.answers)) as pieces:
         async for piece in pieces:
-            logprobs = Logprobs(list(piece.logprobs)) if piece.logprobs else None
+            logprobs = ChoiceLogprobs(list(piece.logprobs)) if piece.logprobs else None
             delta = delta_of(piece)
             yield ChatCompletionChunk(
                 **head, choices=[ChunkChoice(piece.index, delta, piece.finish, logprobs)]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.parameters import check_model, token_prompt
-from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, Embedding, EmbeddingUsage
+from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, EmbeddingUsage, InputEmbedding
 from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_INPUTS
@@ -58,7 +58,7 @@ class Embeddings:
         )
         vectors = await engine.core.embed_all(texts)
         made = [
-            Embedding(index, written(unit(vector, dimensions), encoding_format == "base64"))
+            InputEmbedding(index, written(unit(vector, dimensions), encoding_format == "base64"))
             for index, vector in enumerate(vectors)
         ]
         count = sum(map(len, texts))

@@ -67,20 +67,6 @@ class ReadPrompt:
         await self._reading.aclose()
 
 
-async def knowledge(
-    engine: LoadedModel,
-    messages: Seq[Mapping[str, Any]],
-    *,
-    ask: bool = True,
-    tokens: Seq[int] = (),
-    variables: Mapping[str, Any] | None = None,
-) -> Knowledge:
-    """Return what the model shows about a conversation; parameters are those of `read_prompt`."""
-    read = await read_prompt(engine, messages, ask=ask, tokens=tokens, variables=variables)
-    await read.release()
-    return read.knowledge
-
-
 async def read_prompt(
     engine: LoadedModel,
     messages: Seq[Mapping[str, Any]],

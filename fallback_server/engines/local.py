@@ -44,7 +44,7 @@ from nearfar.fallback_server.engines.hints import followed
 from nearfar.fallback_server.engines.questions import Questions, counted
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
-from nearfar.format.answers import AnswerFormat, Marks
+from nearfar.format.answers import AnswerFormat, ReasoningMarks
 from nearfar.format.conversion import plain
 
 
@@ -402,4 +402,4 @@ def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:
     begin, comma, end = setting.partition(",")
     if not (begin and comma and end):
         raise RequestError(f"reasoning must be auto, off or BEGIN,END, not {setting!r}", "reasoning")
-    return replace(form, reasoning=Marks(begin, end))
+    return replace(form, reasoning=ReasoningMarks(begin, end))

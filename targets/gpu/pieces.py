@@ -14,7 +14,7 @@ from dataclasses import replace
 from nearfar.errors import BuildError
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.kernels.pieces import MatrixPiece, placed
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantPieces, QuantTensor
 from nearfar.targets.gpu import packing
 
 BINDING = 128 << 20
@@ -51,7 +51,7 @@ def _cut(matrix: Matrix, binding: int) -> tuple[MatrixPiece, ...]:
     return tuple(MatrixPiece(first, _part(matrix, min(each.n, matrix.n - first))) for first in firsts)
 
 
-def parts(matrix: Matrix, binding: int = BINDING) -> tuple[Part, ...]:
+def parts(matrix: Matrix, binding: int = BINDING) -> tuple[PackedArray, ...]:
     """The packed arrays of a matrix: those of its pieces, piece after piece, `<part>.<piece>` where it has
     several.
     """
@@ -88,12 +88,12 @@ def _rows(matrix: Matrix, count: int) -> Matrix:
 
 
 def _step(matrix: Matrix) -> int:
-    """Pieces have a multiple of so many rows: COLUMNS, or all rows of one of the stacked matrices."""
+    """The number of rows of a piece is a multiple of COLUMNS, or of the rows of one of the stacked matrices."""
     return COLUMNS if matrix.stack == 1 else matrix.each.n
 
 
 def _part(matrix: Matrix, rows: int) -> Matrix:
-    """A piece with so many rows."""
+    """A piece of the matrix with this number of rows."""
     stack = 1 if matrix.stack == 1 else rows // matrix.each.n
     return replace(matrix, n=rows, stack=stack)
 

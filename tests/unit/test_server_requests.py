@@ -364,7 +364,14 @@ def test_what_is_valid_reaches_the_engine_as_it_was_meant(fields: dict[str, Any]
     )  # fmt: skip
 
 
-schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()))
+@pytest.fixture
+def openapi() -> Any:
+    return schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()))
+
+
+# The schema comes from a fixture: otherwise Schemathesis makes all cases when it collects the test, which
+# takes 4 CPU seconds in each process.
+schema = schemathesis.pytest.from_fixture("openapi")
 
 
 @schema.include(path_regex="^/v1").parametrize()

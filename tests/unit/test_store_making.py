@@ -17,7 +17,7 @@ from nearfar.build.options import BuildOptions
 from nearfar.edge_runtime.devices import device
 from nearfar.edge_runtime.found import Found
 from nearfar.errors import StoreError
-from nearfar.format.adapters import DEVICE_CLASSES, Adapter, Kind
+from nearfar.format.adapters import DEVICE_CLASSES, Adapter, AdapterKind
 from nearfar.store.entries import Store, WantedEntry
 from nearfar.store.known import KNOWN
 from nearfar.store.making import Runner, TargetChoice, artifacts_at, elsewhere, for_device
@@ -106,7 +106,7 @@ def test_a_machine_gets_programs_for_its_own_gpu_and_a_browser_for_all(
     built: list[tuple[str, ...]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kind: Kind | None,
+    kind: AdapterKind | None,
     classes: tuple[str, ...],
 ) -> None:
     adapter = None if kind is None else Adapter("", "", "", "", kind)

@@ -10,7 +10,7 @@ import type { Call } from "./tools.js";
 import { TurnView } from "./turn-view.js";
 
 /** One answer as it grows. */
-export interface Answer {
+export interface AnswerView {
   append(text: string): void;
   /** Shows that the model called tools and got their results. */
   called(calls: readonly Call[]): void;
@@ -85,7 +85,7 @@ export class Conversation {
   }
 
   /** Adds an answer. `kind`: the kind of its text, where that is not markdown. */
-  answer(name: string, kind: Pick<Turn, "plain" | "json">): Answer {
+  answer(name: string, kind: Pick<Turn, "plain" | "json">): AnswerView {
     const turn: Turn = { role: "assistant", content: "", name, ...kind };
     // The note stands until the answer is complete, so that a reload shows it as interrupted.
     turn.note = "Interrupted";

@@ -2,7 +2,7 @@
 
 import { openCloudSettings } from "./cloud-settings.js";
 import { showContext } from "./context-meter.js";
-import { type Answer, Conversation } from "./conversation.js";
+import { type AnswerView, Conversation } from "./conversation.js";
 import { element, isFocusLost, setState } from "./dom.js";
 import { keepDraft } from "./draft.js";
 import { formatCount, formatRate, formatSeconds } from "./format.js";
@@ -238,7 +238,7 @@ function stopAll(): void {
 }
 
 /** Removes the note that the prompt is being read, with the first text of the answer. */
-function firstClears(written: Answer): Listener {
+function firstClears(written: AnswerView): Listener {
   let begun = false;
   return {
     // Without a cloud there is only one place to show.

@@ -197,20 +197,20 @@ describe("tools take", () => {
   const bytesOf = (value: unknown): number => JSON.stringify(value).length;
   const { type, function: named } = LIMITS.tool;
 
-  test.each(LIMITS.fills)("so many bytes of %j", (fill) => {
+  test.each(LIMITS.fills)("a limit of bytes for %j", (fill) => {
     const room = MAX_TOOLS_BYTES - bytesOf([LIMITS.tool]);
     const filled = (count: number) => [{ type, function: { ...named, description: textOf(count, fill) } }];
     expect(checked(filled(room))?.tools).toEqual(filled(room));
     expect(() => checked(filled(room + 1))).toThrow(LIMITS.large);
   });
 
-  test("so many in all", () => {
+  test("their number in all", () => {
     const tools = Array.from({ length: MAX_TOOLS + 1 }, (_, at) => ({ type, function: { name: `f${at}` } }));
     expect(checked(tools.slice(1))?.tools).toHaveLength(MAX_TOOLS);
     expect(() => checked(tools)).toThrow(LIMITS.many);
   });
 
-  test.each(LIMITS.fills)("so many bytes of schemas with %j, without annotations", async (fill) => {
+  test.each(LIMITS.fills)("a limit of bytes for schemas with %j, without annotations", async (fill) => {
     const room = MAX_SCHEMAS_BYTES - bytesOf({ type: "object", properties: { "": {} } });
     const description = "a".repeat(MAX_SCHEMAS_BYTES);
     const grammar = (count: number) => {

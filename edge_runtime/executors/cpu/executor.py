@@ -18,7 +18,7 @@ from nearfar.edge_runtime.executors.planned import BufferShape, ProgramLayout
 from nearfar.errors import ArtifactError
 from nearfar.format import buffers as names
 from nearfar.format.kv import BITS
-from nearfar.format.manifest import Param, Program
+from nearfar.format.manifest import KernelParam, Program
 from nearfar.format.plans import Launch
 
 
@@ -172,7 +172,7 @@ class CpuExecutor:
         params = program.kernels[launch.kernel].params
         return [self._tensor(arg, param) for arg, param in zip(launch.args, params, strict=True)]
 
-    def _tensor(self, arg: str, param: Param) -> DlTensor:
+    def _tensor(self, arg: str, param: KernelParam) -> DlTensor:
         """The tensor of an argument. A buffer has its own extents: groups share kernels, whose record has one
         group's pages.
         """

@@ -19,13 +19,13 @@ from nearfar.edge_runtime.executors.vulkan.features import (
 )
 from nearfar.edge_runtime.executors.vulkan.instance import API, NO_DRIVER, instance
 from nearfar.errors import DeviceError, RequestError
-from nearfar.format.adapters import VENDORS, Adapter, Kind
+from nearfar.format.adapters import VENDORS, Adapter, AdapterKind
 from nearfar.format.manifest import Requires
 
 SUBSET = "VK_KHR_portability_subset"
 BUDGET = "VK_EXT_memory_budget"
 
-KINDS: dict[int, Kind] = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
+KINDS: dict[int, AdapterKind] = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
 """Kinds of GPUs by VkPhysicalDeviceType, in order of preference."""
 
 
@@ -54,7 +54,7 @@ class Gpu:
     handle: Any
     index: int
     name: str
-    kind: Kind
+    kind: AdapterKind
     driver: str
     version: str
     features: frozenset[str]

@@ -141,9 +141,7 @@ def _go_on(
         return answer(engine, [*snapshot.messages, {"role": "user", "content": prompt}], params)
     if snapshot.prompt is not None:
         return complete(engine, snapshot.prompt + prompt, params)
-    raise RequestError(
-        f"{snapshot.path} was saved from token ids, so it is not known how a text goes on from it", "prompt"
-    )
+    raise RequestError(f"{snapshot.path} was saved from token ids, so a text cannot continue it", "prompt")
 
 
 def _facts(snapshot: Snapshot) -> str:

@@ -56,7 +56,7 @@ def chat(
     loaded: LoadingOptions = LOADED,
 ) -> None:
     """Chat in the terminal; /help there lists the commands. In a pipe, each line of stdin is a question or a
-    command, and the exit code is 1 where one could not be done.
+    command, and the exit code is 1 if one of them failed.
     """
     params = {
         **sampled.params(),

@@ -31,7 +31,7 @@ def pull(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Quantization of the weights: q2 to q8 or none. Default: as of nearfar build, or of the "
+            help="Quantization of the weights: q2 to q8 or none. Default: that of nearfar build, or of the "
             "short name."
         ),
     ] = None,
@@ -46,7 +46,7 @@ def pull(
         Quality | None,
         typer.Option(
             help="How long to look for good codes: good and best take minutes, and answer better at the same "
-            "size (docs/quality.md). Default: fast, or what is there.",
+            "size (docs/quality.md). Default: that of the stored artifact, else fast.",
             show_default=False,
         ),
     ] = None,

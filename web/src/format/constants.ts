@@ -375,7 +375,7 @@ export interface RequiresRecord {
 }
 
 /** Dtype and shape of a kernel argument (cpu). */
-export interface ParamRecord {
+export interface KernelParamRecord {
   readonly dtype: string;
   readonly shape: readonly (number | string)[];
 }
@@ -389,7 +389,7 @@ export interface KernelRecord {
   readonly entry?: string | null;
   readonly access?: readonly string[];
   readonly sha256?: string | null;
-  readonly params?: readonly ParamRecord[];
+  readonly params?: readonly KernelParamRecord[];
   readonly workgroup?: readonly number[];
 }
 
@@ -436,7 +436,7 @@ export interface PackRecord {
 }
 
 /** The strings around reasoning, such as <think> and </think>. */
-export interface MarksRecord {
+export interface ReasoningMarksRecord {
   readonly begin: string;
   readonly end: string;
   readonly after?: string;
@@ -484,7 +484,7 @@ export interface CallFormatRecord {
 /** How a model marks the parts of its answers. `family`: the format's name, for people. */
 export interface AnswerFormatRecord {
   readonly family?: string;
-  readonly reasoning?: MarksRecord | null;
+  readonly reasoning?: ReasoningMarksRecord | null;
   readonly calls?: CallFormatRecord | null;
   readonly text?: string;
   readonly dropped?: readonly string[];

@@ -5,7 +5,7 @@
 
 import { DeviceError, throwIfAborted } from "../protocol/errors.js";
 import type { ChatCompletionChunk, ChatCompletionRequest, ChatMessage } from "../protocol/openai.js";
-import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
+import { type ChunkContents, ends, isUseful, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { SERVICE_FIELDS } from "./service-fields.js";
 import type { Feature } from "./types.js";
@@ -68,7 +68,7 @@ export async function* deviceStream(
   request: HybridRequest,
   timeouts: DeviceTimeouts,
   signal: AbortSignal,
-): AsyncGenerator<Piece> {
+): AsyncGenerator<ChunkContents> {
   if (!engine) throw new DeviceError("No model is loaded on this device.");
   let complete = false;
   let limit = timeouts.first_token;
