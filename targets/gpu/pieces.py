@@ -88,7 +88,7 @@ def _rows(matrix: Matrix, count: int) -> Matrix:
 
 
 def _step(matrix: Matrix) -> int:
-    """The number of rows of a piece is a multiple of COLUMNS, or of the rows of one of the stacked matrices."""
+    """The number of rows of a piece is a multiple of COLUMNS, or of the rows of one stacked matrix."""
     return COLUMNS if matrix.stack == 1 else matrix.each.n
 
 
