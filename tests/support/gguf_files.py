@@ -62,13 +62,13 @@ WIDE: dict[str, Any] = {
 """A config in whose matrices every row consists of whole blocks of every type."""
 
 
-def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
-    """Rows of random blocks: uint8 [n, bytes], with scales of about 0.01."""
+def random_rows(kind: str, n: int, k: int, seed: int = 0, below: int = 100) -> Array:
+    """Rows of random blocks: uint8 [n, bytes], with float16 scales of 0.2 to 1, divided by `below`."""
     rng = np.random.default_rng(seed)
     block, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     blocks = rng.integers(0, 256, (n * k // block, size), dtype=np.uint8)
     for at in HALVES[kind]:
-        values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / 100).astype("<f2")
+        values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / below).astype("<f2")
         blocks[:, at : at + 2] = values[:, None].view(np.uint8)
     if kind == "IQ1_M":  # the highest bits of four words are a float16 of about 0.01
         blocks[:, 49:56:2] &= 15
@@ -83,8 +83,10 @@ def type_of(kind: str, name: str) -> str:
     return next((other for part, other in MIXED.get(kind, {}).items() if part in name), kind)
 
 
-def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
-    """Write a new file of WIDE of a kind; also gives the values of its matrices."""
+def mixed(folder: Path, kind: str, below: int = 100) -> tuple[Path, dict[str, Array]]:
+    """Write a new file of WIDE of a kind, with scales as in random_rows; also gives the values of its
+    matrices.
+    """
     from tests.support import quantized
 
     stands_for: dict[str, Array] = {}
@@ -95,7 +97,7 @@ def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
             stored = np.ascontiguousarray(value.astype(FLOATS[here]))
             stands_for[name] = stored.astype(np.float32)
             return (stored.view(np.uint8) if here == "BF16" else stored), here
-        rows = random_rows(here, *value.shape, seed=len(stands_for))
+        rows = random_rows(here, *value.shape, seed=len(stands_for), below=below)
         stands_for[name] = floats(rows, here)
         return rows, here
 
