@@ -18,6 +18,18 @@ them by what happens to be in the text.
 """
 
 
+@dataclass(frozen=True)
+class RowShare:
+    """Rows [first, last) of a tensor, which are quantized together. `importance`: the importances of their
+    inputs; None: all alike. `weight`: the weight of each input's errors in a loss.
+    """
+
+    first: int
+    last: int
+    importance: F32 | None
+    weight: F32
+
+
 @dataclass
 class Chosen:
     """The sums of the squares of each expert's inputs, and the number of tokens, by the name of the stack."""
@@ -37,6 +49,14 @@ class Chosen:
         if count < LEAST:
             return None
         return np.asarray(self.sums[stack, expert] / count, np.float32)
+
+    def shares(self, param: Param, tensor: str) -> Iterator[RowShare]:
+        """The experts that have rows of a tensor of a stack, with what is known of their inputs."""
+        total = sum(n for (name, _), n in self.counts.items() if name == param.name)
+        for expert, first, last in shares(param, tensor):
+            found = self.sums.get((param.name, expert))
+            weight = np.zeros(param.k) if found is None else found / total
+            yield RowShare(first, last, self.importance(param.name, expert), np.asarray(weight, np.float32))
 
 
 def shares(param: Param, tensor: str) -> Iterator[tuple[int, int, int]]:

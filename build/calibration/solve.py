@@ -106,7 +106,7 @@ def solve(
     whole = quality == "best"
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
-        chosen, stacks = Chosen(), _stacks(stretch, source)
+        chosen, stacks = Chosen(), stacks_of(stretch, source)
         choose = chosen.add if stacks else None
         run = partial(
             forward.watch if whole else forward.advance, stretch, FloatWeights(source), choose=choose
@@ -122,7 +122,7 @@ def solve(
     return source, solved
 
 
-def _stacks(stretch: Stretch, source: Source) -> set[str]:
+def stacks_of(stretch: Stretch, source: Source) -> set[str]:
     """The quantized matrices of experts in a stretch."""
     return {name for op in stretch.ops for name in chosen_from(op) if source.matrices[name].quantized}
 

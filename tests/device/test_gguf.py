@@ -42,13 +42,20 @@ READ = (
     "olmoe-plain", "mixtral-plain", "qwen2_moe-plain",
     "qwen3_moe-plain", "granitemoe-plain", "lfm2-plain", "lfm2_moe-plain", "gpt_oss-plain",
     "qwen3_5_text-plain", "qwen3_5_text-odd", "qwen3_5_moe_text-plain", "qwen3_5_moe_text-odd",
-    "granitemoehybrid-experts", "granitemoehybrid-odd", "gemma4_text-experts",
+    "granitemoehybrid-experts", "granitemoehybrid-odd", "gemma4_text-experts", "nemotron_h-experts",
+    "nemotron_h-latent",
 )  # fmt: skip
 """Cases whose files are read and computed in NumPy only: other tests run their lists on devices."""
 LIKE_GGUF = {
     "gemma2-plain": {"query_pre_attn_scalar": 24, "attention_bias": False},
     "gemma3_text-plain": {"query_pre_attn_scalar": 24},
     "nemotron_h-plain": {"time_step_min": 1e-9},
+    "nemotron_h-experts": {"time_step_min": 1e-9},
+    "nemotron_h-latent": {
+        "time_step_min": 1e-9,
+        "mlp_bias": False,
+        "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"],
+    },
     "qwen3_moe-plain": {"norm_topk_prob": True},
     "gpt_oss-plain": {"swiglu_limit": 7.0},
     "granitemoehybrid-experts": {"hidden_act": "silu"},
