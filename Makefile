@@ -130,8 +130,8 @@ lint-web:
 	cd web && npm run --silent check -- --incremental --tsBuildInfoFile "$(KEPT)/tsc/web.json" && npm run --silent lint
 
 # The web tests run beside the linters, which leave a processor idle; then most of the Python tests side by side, and
-# those that take the whole machine (tests/conftest.py) one by one. All share what they build. Each run writes how many
-# CPU seconds its tests took; the last line compares them with tests/budgets.json.
+# those that take the whole machine (tests/conftest.py) two files at a time, since they wait much. All share what they
+# build. Each run writes how many CPU seconds its tests took; the last line compares them with tests/budgets.json.
 TIMES := $(CURDIR)/out/test-times
 # pytest keeps its rewritten assertions as byte code; without it each process rewrites all test files (12 CPU seconds).
 unexport PYTHONDONTWRITEBYTECODE
@@ -140,7 +140,7 @@ test: setup-dev ## lint and all tests, products of parameters in turns: what CI 
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)"
 	@$(SIDE) -j4 lint-python clients $(if $(WEB),lint-web test-web)
 	NEARFAR_TEST_TIMES="$(TIMES)/side-by-side.json" $(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadgroup --no-loadscope-reorder
-	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone
+	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 	$(BIN)/python -m tests.support.budgets "$(TIMES)"/*.json
 
 test-web:

@@ -2,7 +2,7 @@
 
 A line is 64 bytes of 4-bit codes, 128 weights, times one row of x. For each vector unit the innermost loop of
 our matmul is found in the disassembly of its object, and given to llvm-mca for each processor that it knows.
-docs/benchmarks.md has llama.cpp's beside them, counted from its source.
+docs/kernel-figures.md has llama.cpp's beside them, counted from its source.
 
 Ours multiplies codes by 16 bits of x, as two bytes on units with products of bytes; llama.cpp's by 8 bits.
 """

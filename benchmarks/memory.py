@@ -4,7 +4,7 @@ and answers.
     python benchmarks/memory.py [SHAPE …] [--tokens 4096] [--json FILE]   all up to 4 billion weights
 
 For each shape: random weights (`nearfar synth`), a q4 build with one bucket, then a process that loads it
-with a cache for so many tokens, fills the cache, and looks at its resident set before and after. The
+with a cache of that length, fills the cache, and looks at its resident set before and after. The
 tokenizer, which is the same on every device and not in the prediction, is measured and taken off. Checkpoint
 and artifact are deleted.
 """

@@ -37,12 +37,12 @@ from router_questions import Row, checked, turns_of, varied
 from sklearn.metrics import roc_auc_score
 
 from nearfar.edge_runtime import AsyncEngine
-from nearfar.edge_runtime.openai.knowledge import knowledge, read_prompt
+from nearfar.edge_runtime.openai.knowledge import Knowledge, read_prompt
 from nearfar.fallback_server.bench.svg import Line, picture
 from nearfar.routing.confidence import entropy
 from nearfar.routing.difficulty import score as english
 from nearfar.routing.fitted import answer_features, row_tokens
-from nearfar.routing.fitting import Columns, Example, closed_gap, curve_of, held_out
+from nearfar.routing.fitting import Example, ExampleTable, closed_gap, curve_of, held_out
 
 END = {
     "en": 'Think in short steps. End with the line "Answer: <number>".',
@@ -151,6 +151,13 @@ def read(path: Path) -> dict[str, Any]:
     return {line["id"]: line for line in map(json.loads, lines)}
 
 
+async def look(engine: AsyncEngine, messages: list[dict[str, str]], tokens: tuple[int, ...]) -> Knowledge:
+    """What the model shows about a conversation, which is not kept."""
+    prompt = await read_prompt(engine, messages, ask=False, tokens=tokens)
+    await prompt.release()
+    return prompt.knowledge
+
+
 async def work(artifact: Path, output: Path, given: list[Row], *, answers: bool) -> None:
     """Answer the questions that the file does not have greedily, or write what the model shows about each."""
     known = read(output)
@@ -160,7 +167,7 @@ async def work(artifact: Path, output: Path, given: list[Row], *, answers: bool)
 
     async def one(question: Row) -> dict[str, Any]:
         if not answers:
-            shown = await knowledge(engine, asked(question), ask=False, tokens=tokens)
+            shown = await look(engine, asked(question), tokens)
             return {"knowledge": shown.model_dump()}
         most = TOKENS if long(question) else SHORT
         params: Any = {"max_tokens": most, "temperature": 0.0, "logprobs": True, "top_logprobs": 5}
@@ -215,14 +222,14 @@ async def turns(small: Path, large: Path, folder: Path, examples: list[Example],
             for engine in engines
         ]
         device, cloud = (is_right(question, text) for text in texts)
-        shown = await knowledge(engines[0], messages, ask=False, tokens=tokens)
+        shown = await look(engines[0], messages, tokens)
         new.append(Example(shown.model_dump(), float(device), float(cloud), "", "", ()))
         sides.append((device, cloud))
     for engine in engines:
         await engine.close()
     print(f"{len(given)} turns; device {sum(d for d, _ in sides)} right, cloud {sum(c for _, c in sides)}")
     for probing in (False, True):
-        columns = Columns.of([*examples, *new], None, probing)
+        columns = ExampleTable.of([*examples, *new], None, probing)
         seen = np.arange(len(examples) + len(new)) < len(examples)
         scores = columns.scores(columns[seen].fit(gains))
         middle = np.median(scores[seen])
@@ -255,12 +262,12 @@ def show(examples: list[Example], given: list[Row]) -> dict[str, Any]:
         f"\n{len(given)} questions; device {device.mean():.3f}, cloud {cloud.mean():.3f}, gains {gains.mean():.3f}"
     )
     print(f"{'':22}  gains  {'en':>5} {'de':>6} {'zh':>6}   APGR   20 %   50 %   80 %  fails")
-    prompt, answer = Columns.of(examples, None, False), Columns.of(examples, HELD, False)
+    prompt, answer = ExampleTable.of(examples, None, False), ExampleTable.of(examples, HELD, False)
     fitted = {
         "fitted: prompt": prompt,
         f"fitted: {HELD} tokens": answer,
-        "fitted: probe": Columns.of(examples, None, True),
-        f"fitted: probe, {HELD} tokens": Columns.of(examples, HELD, True),
+        "fitted: probe": ExampleTable.of(examples, None, True),
+        f"fitted: probe, {HELD} tokens": ExampleTable.of(examples, HELD, True),
     }
     orders = {
         "length": prompt.table[:, 0],

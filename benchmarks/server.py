@@ -28,9 +28,9 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from nearfar.fallback_server.bench.bench import Report, run
+from nearfar.fallback_server.bench.bench import BenchReport, run
 from nearfar.fallback_server.bench.options import BenchOptions, Workload
-from nearfar.fallback_server.bench.table import Bars, view
+from nearfar.fallback_server.bench.table import LevelBars, view
 
 DATA = Path(os.environ.get("NEARFAR_SHARED", Path(__file__).parents[2] / "shared" / "data"))
 TRACE = DATA / "traffic" / "azure-llm-2023" / "AzureLLMInferenceTrace_conv.csv"
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--skip", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    console, reports = Console(), dict[str, Report]()
+    console, reports = Console(), dict[str, BenchReport]()
     for name in ("nearfar", "transformers"):
         if name in given.skip:
             continue
@@ -126,7 +126,7 @@ def main() -> None:
             # same requests.
             work=Workload(trace=TRACE, scale=given.scale, max_prompt=600, max_output=200),
         )
-        bars = Bars(console)
+        bars = LevelBars(console)
         with (
             server(commands(given.model, given.threads, port)[name], port, given.threads) as url,
             bars.progress,

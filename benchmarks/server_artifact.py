@@ -29,7 +29,7 @@ from server import server
 
 from nearfar.fallback_server.bench.bench import run
 from nearfar.fallback_server.bench.options import BenchOptions, Workload
-from nearfar.fallback_server.bench.table import Bars
+from nearfar.fallback_server.bench.table import LevelBars
 
 CONTEXT = 1024
 """Tokens that a request may have, on both servers."""
@@ -59,7 +59,7 @@ def measure(command: list[str], port: int, options: argparse.Namespace) -> dict[
         ),
     )
     with server(command, port, options.threads) as url:
-        bars = Bars(Console(stderr=True))
+        bars = LevelBars(Console(stderr=True))
         with bars.progress:
             report = run(url, wanted, bars)
     return {

@@ -10,7 +10,7 @@ import tvm
 
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import METHOD
-from nearfar.build.weights.stream import KEPT, Report
+from nearfar.build.weights.stream import KEPT, WeightsReport
 from nearfar.format import buffers as table
 from nearfar.format.manifest import (
     OLDEST,
@@ -117,7 +117,7 @@ def version(matrices: Mapping[str, Matrix]) -> int:
     return OLDEST if pairs else VERSION
 
 
-def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Quantization:
+def quantization(scheme: str, matrices: dict[str, Matrix], report: WeightsReport) -> Quantization:
     """The manifest's `quantization`."""
     reasons = {dense["name"]: dense["reason"] for dense in report.dense}
     stored = tuple(
@@ -153,7 +153,7 @@ def _three_digits(step: float | None) -> float | None:
     return math.ceil(step * 10.0**digits) / 10.0**digits
 
 
-def provenance(checkpoint: Checkpoint, sha256: str, report: Report, keys: bool) -> dict[str, Any]:
+def provenance(checkpoint: Checkpoint, sha256: str, report: WeightsReport, keys: bool) -> dict[str, Any]:
     """The manifest's `provenance`: the checkpoint, and `skipped`, the number of tensors left out, by the part
     of the model that they belong to. With `keys`, also the calibration text of 4-bit keys.
 

@@ -13,7 +13,7 @@ from nearfar.interruptible import LOOK
 T = TypeVar("T")
 
 
-class Progress(Protocol):
+class BuildProgress(Protocol):
     """Callback for the build's progress: `stage` is shown, `total` counts bytes for weights, 0 while it is
     unknown.
     """
@@ -28,7 +28,7 @@ class Stages:
     shown again.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: BuildProgress) -> None:
         self._progress = progress
         self._lock = threading.Lock()
         self._here: tuple[str, int, int] | None = None

@@ -14,7 +14,7 @@ from nearfar.build.bundle_files import write_bundle_files
 from nearfar.build.calibration.keys import with_rounding
 from nearfar.build.calibration.quality import check_quality, refined, with_storable
 from nearfar.build.calibration.text import calibration_text
-from nearfar.build.meanwhile import Progress, Stages, meanwhile
+from nearfar.build.meanwhile import BuildProgress, Stages, meanwhile
 from nearfar.build.options import BuildOptions
 from nearfar.build.output import output_directory
 from nearfar.build.source import Source, open_source
@@ -35,15 +35,15 @@ from nearfar.format.manifest_file import document
 from nearfar.format.seal import seal
 from nearfar.interruptible import Stopped
 from nearfar.kernels.contract import PRODUCTS
-from nearfar.kernels.quantized import Held
+from nearfar.kernels.quantized import StorableMatrices
 from nearfar.room import lacking
 
-__all__ = ["BuildOptions", "Progress", "Timings", "build"]
+__all__ = ["BuildOptions", "BuildProgress", "Timings", "build"]
 
 
 def build(
     options: BuildOptions,
-    progress: Progress = lambda stage, done, total: None,
+    progress: BuildProgress = lambda stage, done, total: None,
     timings: Timings | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
@@ -126,7 +126,7 @@ def build(
 
 def _by_target(source: Source, targets: Mapping[str, Target]) -> dict[str, Source]:
     """The source as each target stores it; targets that can store the same share one object."""
-    found: dict[Held, Source] = {}
+    found: dict[StorableMatrices, Source] = {}
     for name, target in targets.items():
         if target.held not in found:
             found[target.held] = source.held_by(name, target.held)
@@ -175,7 +175,7 @@ def _write_weights(
     targets: Mapping[str, Target],
     roots: Mapping[str, Path],
     options: BuildOptions,
-    progress: Progress,
+    progress: BuildProgress,
     stop: threading.Event,
 ) -> tuple[dict[str, Weights], str]:
     """Stream the weights into all targets, once for those that store them alike.

@@ -22,7 +22,7 @@ from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.quantized import find_quantized
 from nearfar.build.weights.quantized.contract import Quantized, finer, held_in
-from nearfar.build.weights.stream import Report
+from nearfar.build.weights.stream import WeightsReport
 from nearfar.build.weights.ways import stored_as
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
@@ -31,13 +31,13 @@ from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.sampling import NOTHING, SamplingDefaults
-from nearfar.kernels.quantized import Held, Matrix
+from nearfar.kernels.quantized import Matrix, StorableMatrices
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading, read_model, without_prefix
 
-PAIRS_ALONE = Held.pairs()
+PAIRS_ALONE = StorableMatrices.pairs()
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Source:
     model: Model
     matrices: dict[str, Matrix]
     scheme: Scheme
-    report: Report
+    report: WeightsReport
     quantized: Quantized | None
     keeps: frozenset[str] = frozenset()
     answers: AnswerFormat | None = None
     sampling: SamplingDefaults = NOTHING
     rounding: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    storable: Held = PAIRS_ALONE
+    storable: StorableMatrices = PAIRS_ALONE
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -77,7 +77,7 @@ class Source:
         changed = {name: stored_as(self.matrices[name], scheme) for name, scheme in schemes.items()}
         return replace(self, matrices=self.matrices | changed)
 
-    def held_by(self, target: str, held: Held) -> Source:
+    def held_by(self, target: str, held: StorableMatrices) -> Source:
         """The source as a target that can store `held` stores it: codes in other groups are requantized in
         finer groups, scales that are stored in other ways become float16 pairs. Raises BuildError where the
         options ask for other groups.

@@ -46,7 +46,7 @@ CHAT_TEMPLATE = (
 
 
 @dataclass(frozen=True)
-class Tensor:
+class SynthTensor:
     """A tensor to be written. `value`: the value of all its elements; None: they are drawn from normal(0,
     std).
     """
@@ -61,7 +61,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConfigShape:
     """A config.json. `model`, `source`: the model that it belongs to, and where its values were read."""
 
     config: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Shape:
         return read_model(dict(self.config)).model
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, SynthTensor]:
         """The tensors of a checkpoint, in the order of the step. Norms are 1 as the step reads them, biases
         are 0; the taps of a convolution are [columns, 1, taps].
         """
@@ -85,7 +85,7 @@ class Shape:
             return shape if count is None else (shape[0] // count, 1, count)
 
         return {
-            name: Tensor(
+            name: SynthTensor(
                 whole(param, shape),
                 None if param.is_matrix else float(not name.endswith(".bias")) - param.offset,
             )
@@ -109,11 +109,11 @@ def shape_names() -> list[str]:
     return sorted(file.stem for file in SHAPES.glob("*.json"))
 
 
-def published(name: str) -> Shape:
+def published(name: str) -> ConfigShape:
     """Read a published shape. Raises BuildError for an unknown name."""
     if name not in shape_names():
         raise BuildError(f"unknown shape {name!r}: use one of {', '.join(shape_names())}")
-    return Shape(**strict_json.loads((SHAPES / f"{name}.json").read_text(encoding="utf-8")))
+    return ConfigShape(**strict_json.loads((SHAPES / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def synth_checkpoint(
@@ -128,7 +128,7 @@ def synth_checkpoint(
 
 
 def write_checkpoint(
-    shape: Shape,
+    shape: ConfigShape,
     output: Path,
     seed: int = 0,
     progress: Progress = lambda done, total: None,
@@ -143,7 +143,9 @@ def write_checkpoint(
         _write_weights(directory, shape, seed, progress, file_bytes)
 
 
-def _write_weights(directory: Path, shape: Shape, seed: int, progress: Progress, file_bytes: int) -> None:
+def _write_weights(
+    directory: Path, shape: ConfigShape, seed: int, progress: Progress, file_bytes: int
+) -> None:
     """Write the safetensors files, and their index where there are several."""
     tensors, std = shape.tensors, shape.config.get("initializer_range", STD)
     specs = [TensorSpec(name, "bfloat16", tensor.shape) for name, tensor in tensors.items()]
@@ -161,7 +163,7 @@ def _write_weights(directory: Path, shape: Shape, seed: int, progress: Progress,
 
 
 def _values(
-    pool: ThreadPoolExecutor, tensor: Tensor, std: float, key: tuple[int, int]
+    pool: ThreadPoolExecutor, tensor: SynthTensor, std: float, key: tuple[int, int]
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield a tensor's bfloat16 values in chunks, which depend on the key and the chunk's number alone."""
     if tensor.value is not None:
@@ -183,7 +185,7 @@ def _draw(job: tuple[tuple[int, int], int, int, float]) -> npt.NDArray[Any]:
     return ((bits + 0x8000) >> 16).astype(np.uint16).view(ml_dtypes.bfloat16)
 
 
-def _write_tokenizer(directory: Path, shape: Shape) -> None:
+def _write_tokenizer(directory: Path, shape: ConfigShape) -> None:
     """Write a byte-level tokenizer in which every id below vocab_size decodes: special tokens, 256 bytes,
     filler words.
     """

@@ -13,7 +13,7 @@ import numpy as np
 from nearfar.build.weights.checks import check_tensors
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import slices, to_float32
-from nearfar.build.weights.quantized.contract import Quantized, Wanted
+from nearfar.build.weights.quantized.contract import Quantized, RequiredTensor
 from nearfar.kernels.quantized import Array
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -27,7 +27,7 @@ OWN_HEAD = (
 
 
 @dataclass(frozen=True)
-class Head:
+class ReadHead:
     """How a model is read, with the head that it computes with. `copy`: tensors that repeat the embedding as
     a head; `notes`: lines for the user.
     """
@@ -39,7 +39,7 @@ class Head:
 
 def right_head(
     reading: Reading, checkpoint: Checkpoint, quantized: Quantized | None, context: int | None, embeds: bool
-) -> Head:
+) -> ReadHead:
     """Decide which head the model computes with: where config.json ties it to the embedding, but the
     checkpoint has a head with other values, that head. A model that `embeds` has none. Raises CheckpointError
     where the checkpoint's head does not fit.
@@ -48,7 +48,7 @@ def right_head(
     (https://github.com/vllm-project/vllm/issues/51063).
     """
     if _param(reading.model, "lm_head") is not None:
-        return Head(reading)
+        return ReadHead(reading)
     own = read_model(checkpoint.config, checkpoint.entries, context, tied=False)
     head, embed = (_param(own.model, name) for name in ("lm_head", "embed"))
     assert head is not None
@@ -56,14 +56,14 @@ def right_head(
     tensor = head.pieces[0].tensor
     held = _held_by(checkpoint, quantized, tensor)
     if not held or embeds:
-        return Head(reading, held)
+        return ReadHead(reading, held)
     check_model(own.model, own, checkpoint, quantized)
     tied = embed.pieces[0].tensor
     same = all(
         np.array_equal(_rows(checkpoint, quantized, tied, *rows), _rows(checkpoint, quantized, tensor, *rows))
         for rows in slices(embed.n, embed.k)
     )
-    return Head(reading, held) if same else Head(own, notes=(OWN_HEAD,))
+    return ReadHead(reading, held) if same else ReadHead(own, notes=(OWN_HEAD,))
 
 
 def check_model(
@@ -77,7 +77,7 @@ def check_model(
     addition.
     """
     plain = {name: shape for param in model.step.params for name, shape in param.expected().items()}
-    expected = {name: Wanted(shape) for name, shape in plain.items()}
+    expected = {name: RequiredTensor(shape) for name, shape in plain.items()}
     harmless: tuple[str, ...] = ()
     if quantized is not None:
         expected, harmless = quantized.expected(plain), tuple(quantized.harmless(plain))

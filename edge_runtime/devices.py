@@ -53,7 +53,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedDevice:
     """A device as `nearfar devices` shows it.
 
     `id`: the value for --device. `memory`: bytes in all, 0 if unknown. `device_class`: of a GPU, the class of
@@ -70,7 +70,7 @@ class Listed:
     device_class: str | None = None
 
 
-class Probe(Protocol):
+class DeviceProbe(Protocol):
     """Finds out what a device offers; DeviceError if there is none. `which`: see Settings."""
 
     def __call__(self, which: str | None = None) -> Found:
@@ -82,13 +82,13 @@ class Probe(Protocol):
 class Device:
     """One kind of device. Making the record imports nothing; its functions import what they need."""
 
-    probe: Probe
+    probe: DeviceProbe
     open: Callable[[Artifact, Program, Settings], Executor]
     preferred: Callable[[], int]
     """Preference over other devices if there are artifacts for several. The CPU is 0; a negative number is a
     last resort.
     """
-    list: Callable[[], Sequence[Listed]]
+    list: Callable[[], Sequence[ListedDevice]]
     beside: Callable[[Executor, Artifact, Program, Settings], Executor] | None = None
     """Opens an executor of another program that uses the weights of an open one, and is closed before it."""
     pipelined: bool = True

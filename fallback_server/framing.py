@@ -9,7 +9,7 @@ from typing import Protocol
 _LENGTH = struct.Struct("<I")
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """A byte stream to read from, as `open(…, "rb")` and `socket.makefile("rb")` give it."""
 
     def read(self, size: int, /) -> bytes:
@@ -22,7 +22,7 @@ def framed(message: bytes) -> bytes:
     return _LENGTH.pack(len(message)) + message
 
 
-def receive(source: Source) -> bytes | None:
+def receive(source: ByteSource) -> bytes | None:
     """Wait for the next message; None when the other side is gone."""
     try:
         head = source.read(_LENGTH.size)

@@ -18,7 +18,7 @@ from ray import serve
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import LocalEngine
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, text_source
+from nearfar.fallback_server.engines.opening import EngineKind, EngineOptions, text_source
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
@@ -37,7 +37,7 @@ class RayAppOptions:
     """
 
     model: str
-    engine: Kind = "auto"
+    engine: EngineKind = "auto"
     name: str | None = None
     device: str = EngineOptions.device
     dtype: str = EngineOptions.dtype
@@ -118,7 +118,7 @@ def build(options: RayAppOptions) -> serve.Application:
 class Front:
     """The HTTP app over the engines."""
 
-    async def __init__(self, handle: Any, options: RayAppOptions, kind: Kind) -> None:  # type: ignore[misc]
+    async def __init__(self, handle: Any, options: RayAppOptions, kind: EngineKind) -> None:  # type: ignore[misc]
         # Serve awaits a constructor, which type checkers do not know.
         source = text_source(options.model, kind, options.engines)
         backend = await RayBackend.connect(handle, options.ray)

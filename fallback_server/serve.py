@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 
 from nearfar.edge_runtime.progress import Progress, Tell
 from nearfar.errors import NearfarError, RequestError
-from nearfar.fallback_server.engines.base import Engine
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, is_url, open_engine
+from nearfar.fallback_server.engines.base import ServerEngine
+from nearfar.fallback_server.engines.opening import EngineKind, EngineOptions, is_url, open_engine
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.connections import protocol
@@ -31,7 +31,7 @@ from nearfar.fallback_server.http.counts import OwnCounts
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
-from nearfar.fallback_server.http.opening import Opening
+from nearfar.fallback_server.http.opening import OpeningApp
 from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
@@ -54,7 +54,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 class ServeOptions:
     """How the server runs; the command line takes its defaults from here."""
 
-    engine: Kind = "auto"
+    engine: EngineKind = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
     keys: Path | None = None
@@ -279,7 +279,7 @@ async def _run(
     the server before the model was loaded, or None.
     """
     hosts = answered_hosts(options.host, options.hosts)
-    opening = Opening(hosts, tell)
+    opening = OpeningApp(hosts, tell)
     server = DrainingServer(_configured(opening, options), options.drain, keys)
     serving = asyncio.create_task(server.serve())
     engine = None
@@ -318,7 +318,9 @@ async def _run(
             await engine.close()
 
 
-async def _unless(over: asyncio.Task[None], loading: Coroutine[Any, Any, Engine]) -> Engine | None:
+async def _unless(
+    over: asyncio.Task[None], loading: Coroutine[Any, Any, ServerEngine]
+) -> ServerEngine | None:
     """Return the engine, or None if the server is told to end before it is loaded."""
     opened = asyncio.create_task(loading)
     try:
@@ -353,7 +355,7 @@ def _configured(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
     )
 
 
-async def _open(models: tuple[str, ...], options: ServeOptions, tell: Tell) -> Engine:
+async def _open(models: tuple[str, ...], options: ServeOptions, tell: Tell) -> ServerEngine:
     if options.ray is None:
         return await open_engine(models, options.engine, options.engines, tell)
     if len(models) != 1:
@@ -361,7 +363,7 @@ async def _open(models: tuple[str, ...], options: ServeOptions, tell: Tell) -> E
     return await open_on_ray(models[0], options.engine, options.engines, options.ray)
 
 
-def _welcome(url: str, engine: Engine, keyed: bool) -> str:
+def _welcome(url: str, engine: ServerEngine, keyed: bool) -> str:
     model = next((info.id for info in engine.models()), "MODEL")
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'

@@ -17,7 +17,7 @@ MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True)
-class Limits:
+class TenantLimits:
     """Limits of a tenant per minute, at once, and per day (UTC). None: no limit."""
 
     requests_per_minute: int | None = None
@@ -37,7 +37,7 @@ class Tenant:
     name: str
     salt: str = ""
     priority: int = 0
-    limits: Limits = field(default_factory=Limits)
+    limits: TenantLimits = field(default_factory=TenantLimits)
     models: tuple[str, ...] = ("*",)
 
     def allows(self, model: str) -> bool:

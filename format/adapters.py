@@ -13,7 +13,7 @@ from typing import Literal, get_args
 DeviceClass = Literal["software", "mobile", "integrated", "discrete"]
 DEVICE_CLASSES: tuple[DeviceClass, ...] = get_args(DeviceClass)
 """Kinds of GPUs that programs are shaped for; `software` is a software GPU."""
-Kind = Literal["discrete", "integrated", "virtual", "cpu", "mobile", "other"]
+AdapterKind = Literal["discrete", "integrated", "virtual", "cpu", "mobile", "other"]
 """Kinds of devices as drivers report them; a browser reports "mobile" for the machine that it runs on."""
 
 
@@ -25,7 +25,7 @@ class Adapter:
     architecture: str
     name: str
     driver: str
-    kind: Kind
+    kind: AdapterKind
 
     @property
     def words(self) -> str:
@@ -41,7 +41,7 @@ class Rule:
     """
 
     device_class: DeviceClass
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[AdapterKind, ...] = ()
     vendors: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Marks:
+class ReasoningMarks:
     """The strings around reasoning, such as <think> and </think>.
 
     `after`: the text between `end` and the answer, besides blank lines.
@@ -93,7 +93,7 @@ class AnswerFormat:
     """
 
     family: str = ""
-    reasoning: Marks | None = None
+    reasoning: ReasoningMarks | None = None
     calls: CallFormat | None = None
     text: str = ""
     dropped: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ def strings(form: AnswerFormat) -> Iterator[str]:
     yield from _strings(spelling)
 
 
-def _strings(record: Marks | CallFormat | Named | Spelling | None) -> Iterator[str]:
+def _strings(record: ReasoningMarks | CallFormat | Named | Spelling | None) -> Iterator[str]:
     if record is None:
         return
     for item in dataclasses.fields(record):

@@ -1,5 +1,5 @@
 """Writes what is generated from the format: constants and types for the browser, the keywords that its
-grammars keep to, tables for docs/artifact.md.
+grammars keep to, fields that its router leaves out, tables for docs/artifact.md.
 
 python -m nearfar.format.generate            writes them
 python -m nearfar.format.generate --check    fails where a file is not what would be written
@@ -23,6 +23,7 @@ def generated(root: Path) -> dict[Path, str]:
     return {
         root / "web" / "src" / "format" / "constants.ts": typescript.module(COMMAND),
         root / "web" / "src" / "grammar" / "keywords.ts": typescript.keyword_module(COMMAND),
+        root / "web" / "src" / "routing" / "service-fields.ts": typescript.service_module(COMMAND),
         page: tables.filled(page.read_text(encoding="utf-8")),
     }
 

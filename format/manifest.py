@@ -17,7 +17,7 @@ from nearfar.format.scales import PAIRS, Scales, matrix_bytes
 from nearfar.step.model import op_of, param_of
 from nearfar.step.operation import Op, chosen_from
 from nearfar.step.ops import Embedding, Experts, Route
-from nearfar.step.params import Param as StepParam
+from nearfar.step.params import Param
 from nearfar.step.shapes import Parts
 
 FORMAT = "nearfar-artifact"
@@ -133,7 +133,7 @@ class StepRecords:
         return end.width if isinstance(end, Embedding) else None
 
     @functools.cached_property
-    def parameters(self) -> tuple[StepParam, ...]:
+    def parameters(self) -> tuple[Param, ...]:
         """The parameters in `params`; ValueError for an invalid one, which `parse` has ruled out."""
         return tuple(map(param_of, self.params))
 
@@ -278,7 +278,7 @@ class Requires:
 
 
 @dataclass(frozen=True)
-class Param:
+class KernelParam:
     """Dtype and shape of a kernel argument (cpu)."""
 
     dtype: str
@@ -295,7 +295,7 @@ class Kernel:
     entry: str | None = None
     access: tuple[str, ...] = ()
     sha256: str | None = None
-    params: tuple[Param, ...] = ()
+    params: tuple[KernelParam, ...] = ()
     workgroup: tuple[int, ...] = ()
 
 

@@ -13,9 +13,13 @@ MAX_CHOICES = 128
 MAX_TOOLS = 128
 """The most tools of a request, and the most calls of a message."""
 MAX_TOOLS_BYTES = 1 << 20
-"""The most bytes of all tools of a request as JSON. Their schemas, which grammars compile, have a bound of
-their own.
+"""The most bytes of all tools of a request as JSON in UTF-8 without blanks. Schemas have another bound."""
+MAX_SCHEMAS_BYTES = 64 << 10
+"""The most bytes of the schemas of all tools that an answer may call, as JSON without descriptions and other
+annotations: a grammar is compiled from them.
 """
+MAX_GRAMMAR_BYTES = 64 << 10
+"""The most bytes of a grammar that a request gives: of its text, or of its schema as JSON."""
 MAX_INPUTS = 2048
 """The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000."""
 MAX_STOPS = 16

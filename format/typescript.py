@@ -22,6 +22,7 @@ from nearfar.format import (
     requests,
     sampler,
     seal,
+    service_fields,
     sizes,
 )
 from nearfar.format.attributes import meanings
@@ -38,9 +39,20 @@ def module(command: str) -> str:
 
 def keyword_module(command: str) -> str:
     """The content of web/src/grammar/keywords.ts; `command` is the command that writes it."""
-    head = f"// Written by `{command}` from nearfar.format.keywords: change it there.\n"
-    told = meanings(keywords)
-    return "\n".join([head, *(_constant(name, getattr(keywords, name), told[name]) for name in told)])
+    return _module_of(keywords, command)
+
+
+def service_module(command: str) -> str:
+    """The content of web/src/routing/service-fields.ts: a module of its own, since the router is loaded
+    without the engine. `command` is the command that writes it.
+    """
+    return _module_of(service_fields, command)
+
+
+def _module_of(module: types.ModuleType, command: str) -> str:
+    head = f"// Written by `{command}` from {module.__name__}: change it there.\n"
+    told = meanings(module)
+    return "\n".join([head, *(_constant(name, getattr(module, name), told[name]) for name in told)])
 
 
 def _constants() -> Iterator[str]:

@@ -12,7 +12,7 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.format.kv import Float, KvDtype
 from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.jobs import Attend, Job, Linear, Project, Split
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantPieces, QuantTensor
 from nearfar.step.model import Step
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Staged:
 class Packing(Protocol):
     """How a target lays out matrices; all of its programs share it."""
 
-    def parts(self, matrix: Matrix) -> tuple[Part, ...]:
+    def parts(self, matrix: Matrix) -> tuple[PackedArray, ...]:
         """The packed arrays of a matrix."""
         ...
 

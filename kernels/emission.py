@@ -15,7 +15,7 @@ import tvm
 
 from nearfar.format import manifest
 from nearfar.format.manifest import Buffer, Function
-from nearfar.kernels.program import Plan, Program
+from nearfar.kernels.program import LoweredPlan, LoweredProgram
 
 Told = Callable[[int, int], None]
 
@@ -38,26 +38,26 @@ class EmitContext:
     """Called with the number of compiled kernels and of all kernels of the program."""
 
 
-Emit = Callable[[Program, EmitContext], manifest.Program]
+Emit = Callable[[LoweredProgram, EmitContext], manifest.Program]
 """A function that writes the files of one target's program and returns the program's record in the
 manifest.
 """
 
 
-def module_of(program: Program) -> tvm.IRModule:
+def module_of(program: LoweredProgram) -> tvm.IRModule:
     """The kernels as one module of public functions."""
     return tvm.IRModule(
         {name: func.with_attr("global_symbol", name) for name, func in program.kernels.items()}
     )
 
 
-def plan_file(program: Program, plan: Plan) -> str:
+def plan_file(program: LoweredProgram, plan: LoweredPlan) -> str:
     """The path of a plan in the artifact."""
     return f"plans/{program.name}/{plan.function}.{plan.size}.json"
 
 
 def write_plans(
-    root: Path, program: Program, launches: Mapping[str, list[dict[str, Any]]]
+    root: Path, program: LoweredProgram, launches: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, tuple[Function, ...]]:
     """Write each plan with its launches, and return the manifest's `functions`."""
     functions: dict[str, tuple[Function, ...]] = {}

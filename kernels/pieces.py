@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nearfar.kernels.contract import SCRATCH, Stage, Staged
 from nearfar.kernels.jobs import Embed, Linear
-from nearfar.kernels.quantized import Matrix, Part
+from nearfar.kernels.quantized import Matrix, PackedArray
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def placed(matrix: Matrix) -> tuple[MatrixPiece, ...]:
 def joined(
     job: Linear | Embed,
     pieces: Sequence[MatrixPiece],
-    parts: Callable[[Matrix], Sequence[Part]],
+    parts: Callable[[Matrix], Sequence[PackedArray]],
     stages: Callable[[Linear | Embed], Staged],
 ) -> Staged:
     """The launches of all pieces; `stages` gives those of a job over one piece. The job has no gate."""

@@ -13,10 +13,10 @@ from nearfar.format import manifest
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Packing, Variant
 from nearfar.kernels.emission import Emit
-from nearfar.kernels.quantized import Held, Matrix
+from nearfar.kernels.quantized import Matrix, StorableMatrices
 
 
-class Asked(Protocol):
+class VariantOptions(Protocol):
     """The options of a build that decide a target's variants."""
 
     @property
@@ -47,7 +47,7 @@ class Planned:
 
     name: str
     packing: Packing
-    variants: Callable[[Asked], tuple[Variant, ...]]
+    variants: Callable[[VariantOptions], tuple[Variant, ...]]
     tvm_target: dict[str, Any]
     emit: Emit
     int8_products: Callable[[Matrix], bool] = lambda matrix: False
@@ -56,7 +56,7 @@ class Planned:
     """The rows that a step can have by default."""
     bundled: bool = False
     """Whether browsers load the artifact, file by file over a network, so that it needs bundle files."""
-    held: Held = field(default_factory=Held.pairs)
+    held: StorableMatrices = field(default_factory=StorableMatrices.pairs)
     """The weights for which the target has kernels."""
     twin: Callable[[Path, manifest.Program], manifest.Program] | None = None
     """Makes the record of a second program from a program and its files; runtimes try the second

@@ -21,7 +21,7 @@ class Precisions:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LoweredLaunch:
     """One kernel and its arguments, each as `space:name` (docs/artifact.md, Plans)."""
 
     kernel: str
@@ -29,7 +29,7 @@ class Launch:
 
 
 @dataclass
-class Plan:
+class LoweredPlan:
     """One function for one bucket.
 
     `storage`: the bytes of each workspace buffer that it uses, before sharing; `tensors`: the number of
@@ -39,18 +39,18 @@ class Plan:
     function: str
     size: int
     rows: int
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[LoweredLaunch] = field(default_factory=list)
     storage: list[int] = field(default_factory=list)
     tensors: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Program:
+class LoweredProgram:
     """Plans in the order of the manifest, the kernels they launch, and the bytes of the shared workspace."""
 
     variant: Variant
     dtypes: Precisions
-    plans: list[Plan]
+    plans: list[LoweredPlan]
     kernels: dict[str, tirx.PrimFunc]
     workspace: list[int]
 

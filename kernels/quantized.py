@@ -24,7 +24,7 @@ class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
     `bits` is one of codes.BITS for codes in groups of `group` inputs, whose scales are stored as `scales`
-    says; 32 or 16 for dense float32/float16. `stack`: the matrix is so many matrices [n/stack, k], one below
+    says; 32 or 16 for dense float32/float16. `stack`: the matrix is `stack` matrices [n/stack, k], one below
     the other. `pieces`: matrices with some of the rows each, in order, where the rows are not stored alike;
     `bits` and `group` are then those that could hold all of them.
     """
@@ -90,7 +90,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Held:
+class StorableMatrices:
     """What a target can store: group sizes, ways of storing scales, and whether the rows of a matrix can
     differ (Matrix.pieces).
 
@@ -104,9 +104,9 @@ class Held:
     widens: bool = False
 
     @staticmethod
-    def pairs(groups: tuple[int, ...] = GROUPS) -> Held:
+    def pairs(groups: tuple[int, ...] = GROUPS) -> StorableMatrices:
         """What a target can store that has float16 pairs alone."""
-        return Held(groups, (PAIRS,), pieces=False)
+        return StorableMatrices(groups, (PAIRS,), pieces=False)
 
     def apart(self, stored: Iterable[Scales]) -> bool:
         """Whether rows that store their scales in these ways, or in one way with codes of different bits, are
@@ -189,7 +189,7 @@ class QuantPieces:
 
 
 @dataclass(frozen=True)
-class Part:
+class PackedArray:
     """One packed array of a matrix: the tensor `<param>.<name>` of the weight stream."""
 
     name: str

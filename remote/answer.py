@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from nearfar.edge_runtime.openai.pieces import Piece
-from nearfar.remote.chunks import Chunk, ShapeError, Usage, read_chunk
+from nearfar.remote.chunks import ShapeError, StreamChunk, UsageCounts, read_chunk
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, event_error, unreachable
 from nearfar.remote.merging import Merger
 
@@ -34,7 +34,7 @@ class Passing:
     whole: bool = False
 
 
-class Answer:
+class AnswerEvents:
     """Reads the events of one call: which answers have begun and ended, and what is passed on of them."""
 
     def __init__(self, where: str, answers: int, chat: bool, passing: Passing | None) -> None:
@@ -52,13 +52,13 @@ class Answer:
         """Whether all answers have their finish reason."""
         return len(self._finished) == self._answers
 
-    def read(self, found: Sequence[bytes]) -> Chunk:
+    def read(self, found: Sequence[bytes]) -> StreamChunk:
         """Read events that came together. `check` raises the error of an invalid event, after the events
         before it were passed on.
         """
         parts: list[Piece] = []
         kept: list[bytes] = []
-        usage: Usage | None = None
+        usage: UsageCounts | None = None
         try:
             with failing(self._where):
                 for data in found:
@@ -79,13 +79,13 @@ class Answer:
         except (RemoteError, RefusedError) as error:
             self._failure = error
         if self._merger is not None:
-            return Chunk(tuple(parts), usage, merger=self._merger)
+            return StreamChunk(tuple(parts), usage, merger=self._merger)
         data = self._held + b"".join(kept)
         self._held = b"" if self._begun or len(data) > HELD_BYTES else data
         if self._held or not data:
-            return Chunk(tuple(parts), usage)
+            return StreamChunk(tuple(parts), usage)
         name, self._id = self._id, ""
-        return Chunk(tuple(parts), usage, data, name)
+        return StreamChunk(tuple(parts), usage, data, name)
 
     def check(self) -> None:
         """Raise the failure of the events read last."""
@@ -100,7 +100,7 @@ class Answer:
         if not self.complete:
             raise RemoteError(f"{self._where}: the stream ended before its answer", "cut")
 
-    def _chunk(self, record: Mapping[str, Any]) -> Chunk:
+    def _chunk(self, record: Mapping[str, Any]) -> StreamChunk:
         if record.get("error"):
             raise event_error(self._where, record["error"])
         chunk = read_chunk(record, chat=self._chat)
@@ -111,7 +111,7 @@ class Answer:
             )
         return chunk
 
-    def _goes_on(self, record: Mapping[str, Any], chunk: Chunk) -> bool:
+    def _goes_on(self, record: Mapping[str, Any], chunk: StreamChunk) -> bool:
         """Whether an event is passed on: a part of an answer, or the usage if the client asked for it."""
         assert self._passing is not None
         if record.get("choices"):

@@ -24,7 +24,7 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Usage:
+class UsageCounts:
     """Tokens as the server counts them: of the prompt, of all answers so far, and the prompt tokens found in
     its cache.
     """
@@ -35,11 +35,11 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class StreamChunk:
     """Events of a stream that came together. `data`: the events as they are passed on, if they are."""
 
     parts: tuple[Piece, ...] = ()
-    usage: Usage | None = None
+    usage: UsageCounts | None = None
     data: bytes = b""
     id: str = ""
     """The server's id of the answer, with its first events."""
@@ -62,15 +62,15 @@ class Passed(Piece):
     """The whole answer so far, where it is sent whole."""
 
 
-def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
+def read_chunk(record: Mapping[str, Any], *, chat: bool) -> StreamChunk:
     """Read a chunk of a chat completion, or of a completion."""
     parts = tuple(
         read_part(_map(choice, "choice"), chat=chat) for choice in _list(record.get("choices"), "choices")
     )
-    return Chunk(tuple(part for part in parts if not part.empty), read_usage(record.get("usage")))
+    return StreamChunk(tuple(part for part in parts if not part.empty), read_usage(record.get("usage")))
 
 
-def read_whole(record: Mapping[str, Any], *, chat: bool) -> Chunk:
+def read_whole(record: Mapping[str, Any], *, chat: bool) -> StreamChunk:
     """Read an answer that was not streamed, as one chunk whose deltas are the messages."""
     choices = [_map(choice, "choice") for choice in _list(record.get("choices"), "choices")]
     made = [{**choice, "delta": choice.get("message")} for choice in choices]
@@ -106,14 +106,14 @@ def _finish(reason: str) -> FinishReason | None:
     return next((known for known in FINISHES if known == reason), "stop") if reason else None
 
 
-def read_usage(value: object) -> Usage | None:
+def read_usage(value: object) -> UsageCounts | None:
     """Read a usage record; None where there is none."""
     if value is None:
         return None
     usage = _map(value, "usage")
     details = _map(usage.get("prompt_tokens_details"), "prompt_tokens_details")
     prompt, completion = (_count(usage.get(name), name) for name in ("prompt_tokens", "completion_tokens"))
-    return Usage(prompt, completion, min(_count(details.get("cached_tokens"), "cached_tokens"), prompt))
+    return UsageCounts(prompt, completion, min(_count(details.get("cached_tokens"), "cached_tokens"), prompt))
 
 
 def _call(item: Mapping[str, Any]) -> CallPart:

@@ -10,25 +10,25 @@ from nearfar.remote.chunks import ShapeError
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerPath:
     """Where a server has a path, and the fields of its JSON requests."""
 
     path: str
     fields: frozenset[str]
 
 
-def listed_paths(record: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Place]:
+def listed_paths(record: Mapping[str, Any], wanted: Collection[str]) -> dict[str, ServerPath]:
     """Return the wanted paths that a description lists for POST, with or without their version. Raises
     ShapeError for what is not a description.
     """
     paths = record.get("paths")
     if not isinstance(paths, dict):
         raise ShapeError("the description has no paths")
-    found = dict[str, Place]()
+    found = dict[str, ServerPath]()
     for path in wanted:
         for name in (path, path.removeprefix("/v1").removeprefix("/v2")):
             if isinstance(post := _at(paths, name, "post"), dict):
-                found[path] = Place(name, frozenset(_fields(record, post)))
+                found[path] = ServerPath(name, frozenset(_fields(record, post)))
                 break
     return found
 

@@ -14,8 +14,8 @@ from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.turns import in_turns
 from nearfar.errors import RequestError
 from nearfar.machine import NONCE_HEADER
-from nearfar.remote.answer import MAX_ID, Answer, Passing, failing, read_object
-from nearfar.remote.chunks import Chunk, ShapeError, read_whole
+from nearfar.remote.answer import MAX_ID, AnswerEvents, Passing, failing, read_object
+from nearfar.remote.chunks import ShapeError, StreamChunk, read_whole
 from nearfar.remote.clock import Clock
 from nearfar.remote.errors import (
     RefusedError,
@@ -27,7 +27,7 @@ from nearfar.remote.errors import (
 from nearfar.remote.events import beginning, body, datas
 from nearfar.remote.forms import Form
 from nearfar.remote.merging import Merger
-from nearfar.remote.openapi import Place, listed_paths
+from nearfar.remote.openapi import ServerPath, listed_paths
 from nearfar.remote.transport import fast_transport
 from nearfar.remote.vectors import read_vectors
 
@@ -53,7 +53,7 @@ PATHS = (
     *(path.removeprefix("/v1").removeprefix("/v2") for path in NATIVE),
 )  # fmt: skip
 """The only paths that are ever requested."""
-Paths = Mapping[str, Place]
+Paths = Mapping[str, ServerPath]
 """Paths of NATIVE that a server lists, each with its place on that server."""
 ANSWER_BYTES = 64 << 20
 """Largest whole answer in bytes: 256 embeddings of 8,192 numbers as text are smaller."""
@@ -77,7 +77,7 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedModel:
     """A model that a server lists. `context`: tokens; None where it lists none. `here`: the server says that
     it computes the model itself; `proof`: its proof of that, if requested.
     """
@@ -128,7 +128,7 @@ class Server:
         self.name = str(httpx.URL(self.root).copy_with(userinfo=b""))
         """The address without a password, for messages."""
 
-    async def models(self, seconds: float, nonce: str | None = None) -> tuple[Listed, ...]:
+    async def models(self, seconds: float, nonce: str | None = None) -> tuple[ListedModel, ...]:
         """Return the models that the server lists. `nonce`: request a proof that it computes here
         (`nearfar.machine`).
         """
@@ -171,7 +171,7 @@ class Server:
         answers: int = 1,
         clock: Clock | None = None,
         passing: Passing | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[StreamChunk, None]:
         """Yield a streamed answer, or the `answers` answers of one call. Once all have their finish reason,
         no error is raised any more.
 
@@ -180,7 +180,7 @@ class Server:
         """
         clock = clock or Clock(self.waits.first_token)
         clock.wind(self.waits.first_token)
-        answer = Answer(self.name, answers, path == CHAT, passing)
+        answer = AnswerEvents(self.name, answers, path == CHAT, passing)
         call = {
             **call,
             "stream": True,
@@ -206,7 +206,7 @@ class Server:
 
     async def whole(
         self, path: str, call: Mapping[str, Any], answers: int, clock: Clock
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncGenerator[StreamChunk, None]:
         """Yield the answers of a call that is not streamed, for requests that servers do not stream."""
         clock.wind(self.waits.whole)
         async with self._response("POST", path, {**call, "stream": False}, clock) as response:
@@ -268,7 +268,7 @@ def checked(root: str, path: str) -> str:
     return root + path
 
 
-def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:
+def _listed(record: Mapping[str, Any]) -> tuple[ListedModel, ...]:
     data = record.get("data")
     if not isinstance(data, list) or not all(
         isinstance(item, dict) and isinstance(item.get("id"), str) for item in data
@@ -277,11 +277,11 @@ def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:
     return tuple(map(_model, data[:LISTED]))
 
 
-def _model(item: Mapping[str, Any]) -> Listed:
+def _model(item: Mapping[str, Any]) -> ListedModel:
     said = item.get("x_nearfar")
     said = said if isinstance(said, dict) else {}
     proof = said.get("proof")
-    return Listed(
+    return ListedModel(
         item["id"],
         _context(item.get("max_model_len")),
         here=said.get("computes") == "here",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.routing.decision import decide
 from nearfar.routing.policy import Policy
-from nearfar.routing.types import CloudState, Conversation, Decision, DeviceState, Reason, Request
+from nearfar.routing.types import CloudState, Conversation, DeviceState, Reason, RouteDecision, RouteRequest
 
 if TYPE_CHECKING:
     from nearfar.routing.client import AsyncHybridClient as AsyncHybridClient
@@ -19,13 +19,13 @@ __all__ = [
     "AsyncHybridClient",
     "CloudState",
     "Conversation",
-    "Decision",
     "DeviceState",
     "Endpoint",
     "HybridClient",
     "Policy",
     "Reason",
-    "Request",
+    "RouteDecision",
+    "RouteRequest",
     "decide",
 ]
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, Self, overload
 from nearfar.edge_runtime.openai.api import AsyncEngine
 from nearfar.edge_runtime.openai.pieces import Piece as Answered
 from nearfar.edge_runtime.openai.pieces import delta_of, joined, message_of
-from nearfar.edge_runtime.openai.records import Choice, ChunkChoice, Delta, Logprobs, TokenLogprob
+from nearfar.edge_runtime.openai.records import Choice, ChoiceDelta, ChoiceLogprobs, ChunkChoice, TokenLogprob
 from nearfar.edge_runtime.openai.stream import AsyncStream
-from nearfar.edge_runtime.openai.sync import Engine, Loop, Stream
+from nearfar.edge_runtime.openai.sync import Engine, LoopThread, Stream
 from nearfar.errors import RequestError
 from nearfar.routing.device import EngineDevice
 from nearfar.routing.difficulty import score
@@ -25,7 +25,7 @@ from nearfar.routing.fitted import FittedRouter
 from nearfar.routing.policy import RECORD, Policy
 from nearfar.routing.request import hints_of
 from nearfar.routing.router import Device, Router
-from nearfar.routing.run import Run
+from nearfar.routing.run import HybridAnswer
 from nearfar.routing.shapes import ChatCompletion, ChatCompletionChunk, UsagePiece
 
 Messages = Seq[Mapping[str, Any]]
@@ -116,7 +116,7 @@ class AsyncCompletions:
         """
         asked = hints_of(messages, params)
         plan = await self._router.plan(asked)
-        run = Run(self._router, plan, streamed=stream)
+        run = HybridAnswer(self._router, plan, streamed=stream)
         usage = bool((asked.params.get("stream_options") or {}).get("include_usage"))
         return await _Begun.start(_chunks(run, usage)) if stream else await _whole(run)
 
@@ -136,7 +136,7 @@ class HybridClient:
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
-        self._own = None if isinstance(device, Engine) else Loop()
+        self._own = None if isinstance(device, Engine) else LoopThread()
         self._loop = device.loop if isinstance(device, Engine) else self._own
         assert self._loop is not None
         inner = device.asynchronous if isinstance(device, Engine) else device
@@ -179,14 +179,14 @@ class HybridClient:
 class _Chat:
     """`client.chat`."""
 
-    def __init__(self, loop: Loop, client: AsyncHybridClient) -> None:
-        self.completions = Completions(loop, client)
+    def __init__(self, loop: LoopThread, client: AsyncHybridClient) -> None:
+        self.completions = HybridCompletions(loop, client)
 
 
-class Completions:
+class HybridCompletions:
     """`client.chat.completions`."""
 
-    def __init__(self, loop: Loop, client: AsyncHybridClient) -> None:
+    def __init__(self, loop: LoopThread, client: AsyncHybridClient) -> None:
         self._loop, self._client = loop, client
 
     @overload
@@ -225,7 +225,7 @@ class _Begun(AsyncStream[ChatCompletionChunk]):
         return first if first is not None else await super().__anext__()
 
 
-async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+async def _chunks(run: HybridAnswer, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     """Yield the chunks of a response. The last piece waits until the costs are known, so that its chunk can
     have them.
     """
@@ -235,7 +235,7 @@ async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, 
         async for piece in pieces:
             if not begun:
                 begun = True
-                first = ChunkChoice(0, Delta("", "assistant"))
+                first = ChunkChoice(0, ChoiceDelta("", "assistant"))
                 yield ChatCompletionChunk(**head, choices=[first], x_nearfar=run.provenance(whole=False))
             if piece.finish is None:
                 yield ChatCompletionChunk(**head, choices=[_choice(run, piece)])
@@ -248,29 +248,30 @@ async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, 
         yield ChatCompletionChunk(**head, choices=[], usage=run.usage, x_nearfar=made)
 
 
-async def _whole(run: Run) -> ChatCompletion:
+async def _whole(run: HybridAnswer) -> ChatCompletion:
     head = _head(run)
     pieces: list[UsagePiece] = []
     async with aclosing(run.pieces()) as coming:
         async for piece in coming:
             pieces.append(piece)
     whole = joined(0, pieces)
-    logprobs = _logprobs(run, whole)
-    choice = Choice(0, message_of(whole), whole.finish or "stop", Logprobs(logprobs) if logprobs else None)
+    tokens = _logprobs(run, whole)
+    logprobs = ChoiceLogprobs(tokens) if tokens else None
+    choice = Choice(0, message_of(whole), whole.finish or "stop", logprobs)
     return ChatCompletion(**head, choices=[choice], usage=run.usage, x_nearfar=run.provenance(whole=True))
 
 
-def _head(run: Run) -> dict[str, Any]:
+def _head(run: HybridAnswer) -> dict[str, Any]:
     model = run.plan.call.params.get("model") or "hybrid"
     return {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": str(model)}
 
 
-def _choice(run: Run, piece: UsagePiece) -> ChunkChoice:
+def _choice(run: HybridAnswer, piece: UsagePiece) -> ChunkChoice:
     logprobs = _logprobs(run, piece)
-    return ChunkChoice(0, delta_of(piece), piece.finish, Logprobs(logprobs) if logprobs else None)
+    return ChunkChoice(0, delta_of(piece), piece.finish, ChoiceLogprobs(logprobs) if logprobs else None)
 
 
-def _logprobs(run: Run, piece: Answered) -> list[TokenLogprob]:
+def _logprobs(run: HybridAnswer, piece: Answered) -> list[TokenLogprob]:
     """The log-probabilities that the caller requested; the monitor may have requested more."""
     top = run.plan.call.top_logprobs
     return (

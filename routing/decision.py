@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from nearfar.routing.policy import Policy
 from nearfar.routing.types import (
     CloudState,
-    Decision,
     DeviceState,
     Mode,
     Prediction,
     Predictions,
     Reason,
-    Request,
+    RouteDecision,
+    RouteRequest,
     Side,
 )
 
 
-def decide(request: Request, device: DeviceState, cloud: CloudState, policy: Policy) -> Decision:
+def decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy) -> RouteDecision:
     """Decide where a request goes, and why. Equal arguments give an equal decision: there is no clock and no
     randomness.
     """
@@ -35,7 +35,7 @@ def decide(request: Request, device: DeviceState, cloud: CloudState, policy: Pol
     free: list[Side] = [side for side, blocks in (("device", no_device), ("cloud", no_cloud)) if not blocks]  # type: ignore[misc]
     route = wanted.side if wanted.side in free else next(iter(free), None)
     degraded = route == "device" and wanted.side == "cloud"
-    return Decision(
+    return RouteDecision(
         route=route,
         fallback=next((side for side in free if side != route), None),
         degraded=degraded,
@@ -52,7 +52,7 @@ def cost_of(prompt_tokens: int, answer_tokens: int, cloud: CloudState, policy: P
     return (prompt_tokens * cloud.price_in + answer_tokens * cloud.price_out) / 1e6
 
 
-def predict_device(request: Request, device: DeviceState) -> Prediction | None:
+def predict_device(request: RouteRequest, device: DeviceState) -> Prediction | None:
     """Predict times on the device; None while its prefill speed is unknown."""
     if not device.prefill_tps:
         return None
@@ -60,7 +60,7 @@ def predict_device(request: Request, device: DeviceState) -> Prediction | None:
     return _prediction(device.queue_seconds + fresh / device.prefill_tps, request, device.decode_tps)
 
 
-def predict_cloud(request: Request, cloud: CloudState) -> Prediction | None:
+def predict_cloud(request: RouteRequest, cloud: CloudState) -> Prediction | None:
     """Predict times in the cloud; None while its round trip is unknown."""
     if cloud.round_trip is None:
         return None
@@ -69,14 +69,14 @@ def predict_cloud(request: Request, cloud: CloudState) -> Prediction | None:
     return _prediction(cloud.round_trip + cloud.queue_seconds + prefill, request, cloud.decode_tps)
 
 
-def _prediction(ttft: float, request: Request, decode_tps: float | None) -> Prediction:
+def _prediction(ttft: float, request: RouteRequest, decode_tps: float | None) -> Prediction:
     answer = request.max_tokens
     if request.expected_tokens is not None:
         answer = min(request.expected_tokens, request.max_tokens)
     return Prediction(ttft, ttft + answer / decode_tps if decode_tps else None)
 
 
-def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Reason]:
+def _device_blocks(request: RouteRequest, device: DeviceState, mode: Mode) -> list[Reason]:
     """The reasons why the device cannot answer."""
     blocks = [Reason("mode", "device", mode)] if mode == "cloud_only" else []
     if not device.available:
@@ -95,7 +95,7 @@ def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Re
     return blocks
 
 
-def _cloud_blocks(request: Request, cloud: CloudState, mode: Mode) -> list[Reason]:
+def _cloud_blocks(request: RouteRequest, cloud: CloudState, mode: Mode) -> list[Reason]:
     """The reasons why the cloud cannot, or must not, answer."""
     if request.private:
         return [Reason("private_quote" if request.quotes_private else "private", "cloud")]
@@ -116,7 +116,7 @@ def _cloud_blocks(request: Request, cloud: CloudState, mode: Mode) -> list[Reaso
     return blocks
 
 
-def _budget_blocks(request: Request, cost: float, policy: Policy, mode: Mode) -> list[Reason]:
+def _budget_blocks(request: RouteRequest, cost: float, policy: Policy, mode: Mode) -> list[Reason]:
     """The budgets that the call could exceed. A cloud_only request is not bound by budgets."""
     if mode in ("device_only", "cloud_only"):
         return []
@@ -131,7 +131,7 @@ def _budget_blocks(request: Request, cost: float, policy: Policy, mode: Mode) ->
 
 @dataclass(frozen=True)
 class _Case:
-    request: Request
+    request: RouteRequest
     device: DeviceState
     cloud: CloudState
     policy: Policy

@@ -22,24 +22,13 @@ from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.edge_runtime.tools.asking import offered
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.errors import DeviceError, NearfarError, RequestError
+from nearfar.format.service_fields import SERVICE_FIELDS
 from nearfar.routing.fitted import row_tokens
 from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import UsagePiece
-from nearfar.routing.sides import Call, SideError, Size
+from nearfar.routing.sides import SideCall, SideError, Size
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import DeviceState, Feature
-
-_IGNORED = (
-    "metadata",
-    "store",
-    "service_tier",
-    "prompt_cache_key",
-    "safety_identifier",
-    "user",
-    "model",
-)
-"""Parameters that only a service understands; `model` names the cloud's."""
-
 
 FORMATS: tuple[Feature, ...] = ("tools", "json_schema", "json_object", "grammar")
 """Features of an engine if the grammar library is installed."""
@@ -164,13 +153,13 @@ class EngineDevice:
             queue_seconds=ahead / self.speeds.prefill_tps if self.speeds.prefill_tps else 0.0,
         )
 
-    async def stream(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
+    async def stream(self, call: SideCall) -> AsyncGenerator[UsagePiece, None]:
         """Yield the engine's answer. Raises SideError where the device stalls or fails, RequestError where it
         rejects the request.
         """
         if (engine := await self.open()) is None:
             raise SideError(f"the device cannot run the model: {self._why}", "unavailable")
-        params: Any = {**_known(call.body), "stream_options": {"include_usage": True}}
+        params: Any = {**_fields(call.body), "stream_options": {"include_usage": True}}
         limit = self._timeouts.device_first_token
         chunks: AsyncStream[ChatCompletionChunk] | None = None
         finished = False
@@ -241,9 +230,6 @@ def _piece(chunk: ChatCompletionChunk) -> UsagePiece:
     return UsagePiece(0, text, reasoning, calls, logprobs, choice.finish_reason, tokens)
 
 
-def _known(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the parameters that the engine knows or must reject; drop those that only a service
-    understands.
-    """
-    known = set(ChatParams.__annotations__) - {"model"}
-    return {name: value for name, value in body.items() if name in known or name not in _IGNORED}
+def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields for the engine, which rejects those that it does not know."""
+    return {name: value for name, value in body.items() if name not in SERVICE_FIELDS}

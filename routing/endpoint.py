@@ -14,13 +14,13 @@ from nearfar.edge_runtime.openai.records import Usage
 from nearfar.errors import RequestError
 from nearfar.hosts import is_local
 from nearfar.machine import NONCE_BYTES, proves
-from nearfar.remote.chunks import Chunk
+from nearfar.remote.chunks import StreamChunk
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RemoteError
 from nearfar.remote.server import CHAT, Server, Waits, client, root_of
 from nearfar.routing.policy import Timeouts
 from nearfar.routing.shapes import UsagePiece
-from nearfar.routing.sides import Call, SideError, estimate
+from nearfar.routing.sides import SideCall, SideError, estimate
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import FEATURES, Feature
 
@@ -136,7 +136,7 @@ class EndpointSide:
             return "it runs on another machine, as another user, or behind another port"
         return None
 
-    async def stream(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
+    async def stream(self, call: SideCall) -> AsyncGenerator[UsagePiece, None]:
         """Yield the endpoint's answer. A continuation needs an endpoint that `continues`. Raises
         SideError.
         """
@@ -196,7 +196,7 @@ def _side_error(error: RemoteError) -> SideError:
     return SideError(str(error), error.code, retry_after=error.retry_after, busy=error.busy)
 
 
-def _pieces(chunk: Chunk) -> list[UsagePiece]:
+def _pieces(chunk: StreamChunk) -> list[UsagePiece]:
     """Convert a chunk to the client's own records."""
     found = [UsagePiece(**vars(part)) for part in chunk.parts]
     if (usage := chunk.usage) is not None:

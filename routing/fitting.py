@@ -137,11 +137,11 @@ def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> Fitt
         raise RequestError(
             "in almost all examples the same side is better: there is nothing to fit", "records"
         )
-    prompt, early = _regression(Columns.of(examples, None, probe), gains)
+    prompt, early = _regression(ExampleTable.of(examples, None, probe), gains)
     begun = np.array([len(each.first) > 0 for each in examples])
     answer, late, part = None, None, 1.0
     if begun.sum() >= LEAST and min(gains[begun].sum(), (~gains[begun]).sum()) >= FOLDS:
-        columns = Columns.of([each for each in examples if each.first], tokens, probe)
+        columns = ExampleTable.of([each for each in examples if each.first], tokens, probe)
         answer, scores = _regression(columns, gains[begun])
         late = np.full(len(examples), -1.0)  # an answer without log-probabilities is never given up
         late[begun] = scores
@@ -157,7 +157,7 @@ def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> Fitt
 
 
 @dataclass(frozen=True)
-class Columns:
+class ExampleTable:
     """What examples show: `table` [examples, names] with NaN where it is missing, and `row` [examples,
     tokens] with the log-probabilities of tokens, less their mean; no tokens: no probe.
     """
@@ -168,8 +168,8 @@ class Columns:
     row: Array
 
     @classmethod
-    def of(cls, examples: Seq[Example], tokens: int | None, probe: bool) -> Columns:
-        """Make the columns of prompts, and (`tokens`) of so many first tokens of answers. `probe`: with the
+    def of(cls, examples: Seq[Example], tokens: int | None, probe: bool) -> ExampleTable:
+        """Make the columns of prompts, and of the first `tokens` tokens of answers. `probe`: with the
         last hidden row, which all examples must have.
         """
         rows = [prompt_features(each.knowledge) for each in examples]
@@ -184,8 +184,8 @@ class Columns:
         ids = tuple(int(token) for token, _ in shown[0]) if probe else ()
         if probe and (not ids or any(tuple(token for token, _ in row) != ids for row in shown)):
             raise RequestError(
-                "a probe needs the last hidden row in all records: record again with Policy(router='record'), "
-                "or fit without --probe",
+                "a probe needs the last hidden row in all records: record again with "
+                "Policy(router='record'), or fit without --probe",
                 "probe",
             )
         values = np.array(
@@ -194,7 +194,7 @@ class Columns:
         centred = values - values.mean(axis=1, keepdims=True) if ids else values
         return cls(tuple(names[at] for at in kept), table[:, kept], ids, centred)
 
-    def __getitem__(self, part: Array) -> Columns:
+    def __getitem__(self, part: Array) -> ExampleTable:
         """The columns of some examples."""
         return replace(self, table=self.table[part], row=self.row[part])
 
@@ -231,7 +231,7 @@ class Columns:
         return np.asarray(1 / (1 + np.exp(-np.clip(total, -500, 500))))
 
 
-def held_out(columns: Columns, gains: Array) -> Array:
+def held_out(columns: ExampleTable, gains: Array) -> Array:
     """The mean score of each example over several divisions, from models that were fitted to the others."""
     try:
         from sklearn.model_selection import StratifiedKFold
@@ -245,7 +245,7 @@ def held_out(columns: Columns, gains: Array) -> Array:
     return scores / ROUNDS
 
 
-def _regression(columns: Columns, gains: Array) -> tuple[Regression, Array]:
+def _regression(columns: ExampleTable, gains: Array) -> tuple[Regression, Array]:
     """Fit to all examples, and give each the score of fits to others."""
     scores = held_out(columns, gains)
     from sklearn.metrics import roc_auc_score

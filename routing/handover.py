@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from nearfar.routing.policy import Policy
-from nearfar.routing.types import Decision, Reason, Side
+from nearfar.routing.types import Reason, RouteDecision, Side
 
 Phase = Literal["idle", "answering", "racing", "asking", "finished", "over"]
 """racing: both sides answer, nothing is shown yet. asking: the router decides whether a side may take over.
@@ -129,7 +129,7 @@ Next = tuple[State, tuple[Action, ...]]
 
 
 def rules_of(
-    policy: Policy, decision: Decision, *, max_tokens: int, plain: bool, private: bool, streamed: bool
+    policy: Policy, decision: RouteDecision, *, max_tokens: int, plain: bool, private: bool, streamed: bool
 ) -> Rules:
     """Make the rules of one answer. A whole answer is shown only at its end, so all of it can be replaced."""
     free = policy.shadow is None and not private

@@ -29,7 +29,7 @@ that size.
 
 
 @dataclass(frozen=True)
-class Known:
+class MarkAddition:
     """The contents of one addition: ids of conversations, marks of whole texts, marks of windows."""
 
     conversations: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class MarksFile:
         self.path = None if key is None else path
         self.worn = False
 
-    def load(self) -> list[Known]:
+    def load(self) -> list[MarkAddition]:
         """Return the additions, in order. Raises RequestError where the file cannot be read, since privacy
         depends on it. Marks under another key are left out, and so is an incomplete last line; then the file
         is `worn` and must be renewed before anything is added.
@@ -72,11 +72,11 @@ class MarksFile:
             ) from error
         if other := head.get("key") != self._name():
             log.warning("%s has marks under another key: only conversations are known again", self.path)
-            known = [Known(each.conversations) for each in known]
+            known = [MarkAddition(each.conversations) for each in known]
         self.worn = bool(other or cut or len(lines) > LINES or self.path.stat().st_size > BYTES)
         return known
 
-    def add(self, *known: Known) -> None:
+    def add(self, *known: MarkAddition) -> None:
         """Append marks. They are in the file when this returns, even if the process ends."""
         if self.path is None:
             return
@@ -89,7 +89,7 @@ class MarksFile:
         except OSError as error:
             log.warning("%s cannot be written, and a restart forgets what is private: %s", self.path, error)
 
-    def renew(self, known: Known) -> None:
+    def renew(self, known: MarkAddition) -> None:
         """Rewrite the whole file with all kept marks."""
         if self.path is None:
             return
@@ -106,9 +106,9 @@ class MarksFile:
         return json.dumps({"version": VERSION, "key": self._name()}) + "\n"
 
 
-def _read(line: dict[str, Any]) -> Known:
+def _read(line: dict[str, Any]) -> MarkAddition:
     names = tuple(str(name) for name in line.get("conversations", ()))
-    return Known(names, _marks(line.get("texts", "")), _marks(line.get("windows", "")))
+    return MarkAddition(names, _marks(line.get("texts", "")), _marks(line.get("windows", "")))
 
 
 def _marks(packed: str) -> tuple[bytes, ...]:
@@ -118,7 +118,7 @@ def _marks(packed: str) -> tuple[bytes, ...]:
     return tuple(data[at : at + MARK_BYTES] for at in range(0, len(data), MARK_BYTES))
 
 
-def _line(known: Known) -> str:
+def _line(known: MarkAddition) -> str:
     packed = {
         name: base64.b64encode(b"".join(marks)).decode()
         for name, marks in (("texts", known.texts), ("windows", known.windows))

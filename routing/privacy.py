@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from nearfar.routing.marks_file import MARK_BYTES, Known, MarksFile
+from nearfar.routing.marks_file import MARK_BYTES, MarkAddition, MarksFile
 from nearfar.routing.quotes import letters, windows
 
 LONG = 32
@@ -63,9 +63,11 @@ class PrivateTexts:
         for known in self._file.load():
             self._take(known)
         if self._file.worn:
-            self._file.renew(Known(tuple(self._conversations), tuple(self._texts), tuple(self._windows)))
+            self._file.renew(
+                MarkAddition(tuple(self._conversations), tuple(self._texts), tuple(self._windows))
+            )
         if new := tuple(name for name in map(str, conversations) if name not in self._conversations):
-            self._keep(Known(new))
+            self._keep(MarkAddition(new))
 
     def marks(self, messages: Messages, params: Mapping[str, Any] | None = None) -> Marks:
         """Compute the marks of a request. This takes a while for a long request, and may be called in a
@@ -103,7 +105,7 @@ class PrivateTexts:
         returns.
         """
         self._keep(
-            Known(
+            MarkAddition(
                 (conversation,) if conversation is not None else (),
                 (*marks.begun[-1:], *marks.whole),
                 tuple(sorted(marks.own)),
@@ -114,10 +116,10 @@ class PrivateTexts:
         """Remember the conversation of a request that quotes a private text. Its other texts are not
         remembered, since they may be an application's own.
         """
-        self._keep(Known((conversation,) if conversation is not None else ()))
+        self._keep(MarkAddition((conversation,) if conversation is not None else ()))
 
-    def _keep(self, known: Known) -> None:
-        new = Known(
+    def _keep(self, known: MarkAddition) -> None:
+        new = MarkAddition(
             tuple(name for name in known.conversations if name not in self._conversations),
             tuple(mark for mark in known.texts if mark not in self._texts),
             tuple(mark for mark in known.windows if mark not in self._windows),
@@ -126,7 +128,7 @@ class PrivateTexts:
         if new:
             self._file.add(new)
 
-    def _take(self, known: Known) -> None:
+    def _take(self, known: MarkAddition) -> None:
         _add(self._conversations, known.conversations, REMEMBERED)
         _add(self._texts, known.texts, REMEMBERED)
         _add(self._windows, known.windows, WINDOWS)

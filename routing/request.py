@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.errors import RequestError
-from nearfar.routing.sides import Call
+from nearfar.routing.sides import SideCall
 from nearfar.routing.types import MODES, Feature, Mode
 from nearfar.suggestions import advised
 
@@ -159,7 +159,9 @@ def features_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, An
     return tuple(found)
 
 
-def call_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], default_limit: int) -> Call:
+def call_of(
+    messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], default_limit: int
+) -> SideCall:
     """Make the call for either side. Raises RequestError for parameters that the client does not support."""
     if params.get("n") not in (None, 1):
         raise RequestError("n: the hybrid client gives one answer per request; send several requests", "n")
@@ -169,7 +171,7 @@ def call_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], 
             "continue_final_message",
         )
     top = int(params.get("top_logprobs") or 0) if params.get("logprobs") else None
-    return Call(messages, dict(params), limit_of(params, default_limit), top_logprobs=top)
+    return SideCall(messages, dict(params), limit_of(params, default_limit), top_logprobs=top)
 
 
 def is_plain(params: Mapping[str, Any]) -> bool:

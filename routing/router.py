@@ -32,18 +32,18 @@ from nearfar.routing.power import power
 from nearfar.routing.privacy import Marks, PrivateTexts
 from nearfar.routing.request import Asked, Hints, call_of, features_of
 from nearfar.routing.retry import RetryBudget
-from nearfar.routing.sides import Call, SideError, Size, estimate
+from nearfar.routing.sides import SideCall, SideError, Size, estimate
 from nearfar.routing.speed import Speeds
 from nearfar.routing.store import Records, StateFile, StateWriter
 from nearfar.routing.types import (
     CloudState,
     Conversation,
-    Decision,
     DeviceState,
     Mode,
     PrivateBy,
     Reason,
-    Request,
+    RouteDecision,
+    RouteRequest,
     Side,
 )
 
@@ -69,12 +69,12 @@ class RoutePlan:
     """
 
     id: str
-    call: Call
+    call: SideCall
     hints: Hints
-    request: Request
+    request: RouteRequest
     states: States
-    decision: Decision
-    would: Decision | None
+    decision: RouteDecision
+    would: RouteDecision | None
     ticket: Ticket | None
     marks: Marks
     private_by: PrivateBy | None = None
@@ -160,7 +160,7 @@ class Router:
                 until_planned.push_async_callback(told.release)
                 self._check_told(told)
             difficulty = self._difficulty(messages, told) if scored else None
-            request = Request(
+            request = RouteRequest(
                 prompt_tokens=size.prompt,
                 max_tokens=call.max_tokens,
                 expected_tokens=hints.expected_tokens,
@@ -312,7 +312,7 @@ class Router:
         reservation = self._ledger.reserve(plan.hints.conversation, cost) if side == "cloud" else None
         return Ticket(side, given or "request", reservation)
 
-    def _preferring(self, side: Side, request: Request, states: States) -> Decision:
+    def _preferring(self, side: Side, request: RouteRequest, states: States) -> RouteDecision:
         """Decide as if that side were preferred, as far as the request's mode leaves a choice."""
         mode: Mode = request.mode or states.policy.mode
         if mode not in ("device_only", "cloud_only"):
@@ -320,8 +320,8 @@ class Router:
         return decide(replace(request, mode=mode), states.device, states.cloud, states.policy)
 
     async def _seen(
-        self, request: Request, marks: Marks, hints: Hints, private_by: PrivateBy | None
-    ) -> tuple[Request, States, PrivateBy | None]:
+        self, request: RouteRequest, marks: Marks, hints: Hints, private_by: PrivateBy | None
+    ) -> tuple[RouteRequest, States, PrivateBy | None]:
         """Return a request and both sides in their present state. Querying the device takes time, in which
         another request can make this one private.
         """
@@ -330,7 +330,7 @@ class Router:
             states = await self._states(request := _made_private(request, private_by))
         return request, states, private_by
 
-    async def _states(self, request: Request) -> States:
+    async def _states(self, request: RouteRequest) -> States:
         device = await self._device_state(request)
         day = self._ledger.spent_day(_today())
         threshold = self._threshold.value if self._threshold is not None else self.policy.difficulty_threshold
@@ -338,7 +338,7 @@ class Router:
             device, self._cloud_state(), replace(self.policy, spent_day=day, difficulty_threshold=threshold)
         )
 
-    async def _device_state(self, request: Request) -> DeviceState:
+    async def _device_state(self, request: RouteRequest) -> DeviceState:
         device = self.device
         if device is None:
             return DeviceState(available=False, why="none was given")
@@ -374,7 +374,7 @@ class Router:
             price_out=cloud.endpoint.price_out,
         )
 
-    async def _measure(self, call: Call, mode: Mode) -> Size:
+    async def _measure(self, call: SideCall, mode: Mode) -> Size:
         if isinstance(self.device, EngineDevice) and (self.device.opened or mode != "cloud_only"):
             # What the engine cannot read (images, tools) goes to the cloud, and its size is estimated.
             with suppress(RequestError):
@@ -394,7 +394,7 @@ class Router:
             spent=self._ledger.spent_conversation(name),
         )
 
-    async def _told(self, call: Call) -> Told | None:
+    async def _told(self, call: SideCall) -> Told | None:
         """Return what the device's model shows about a prompt, for a router or for records."""
         fitted = self._fitted
         if fitted is None or not isinstance(self.device, EngineDevice):
@@ -420,7 +420,7 @@ class Router:
         return None if self._score is None else min(max(self._score(messages_to_prompt(messages)), 0.0), 1.0)
 
 
-def _made_private(request: Request, private_by: PrivateBy | None) -> Request:
+def _made_private(request: RouteRequest, private_by: PrivateBy | None) -> RouteRequest:
     if private_by is None:
         return request
     return replace(request, private=True, quotes_private=private_by == "quote")
@@ -469,7 +469,7 @@ def _words_of(reason: Reason) -> str:
     return _WORDS[reason.code].format_map(shown) if reason.code in _WORDS else named
 
 
-def _refusal(decision: Decision) -> NearfarError:
+def _refusal(decision: RouteDecision) -> NearfarError:
     """Make the error of a request that neither side can take."""
     shown = "; ".join(f"{reason.side or 'request'}: {_words_of(reason)}" for reason in decision.reasons)
     message = (

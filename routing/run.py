@@ -19,7 +19,7 @@ from nearfar.routing.request import is_plain
 from nearfar.routing.retry import backoff
 from nearfar.routing.router import RoutePlan, Router, Ticket
 from nearfar.routing.shapes import Provenance, UsagePiece
-from nearfar.routing.sides import Call, SideError
+from nearfar.routing.sides import SideCall, SideError
 from nearfar.routing.types import Reason, Side
 
 TOP_LOGPROBS = 5
@@ -41,7 +41,7 @@ class _Leg:
     task: asyncio.Task[Happened] | None = None
 
 
-class Run:
+class HybridAnswer:
     """The answer of one plan. A piece that `pieces` has yielded is shown: it is never taken back and never
     yielded again.
     """
@@ -171,7 +171,7 @@ class Run:
         source = self._router.side("device").stream(call) if on_device else self._from_cloud(call)
         self._legs[ticket.side] = _Leg(ticket, source, monitor, self._count)
 
-    async def _from_cloud(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
+    async def _from_cloud(self, call: SideCall) -> AsyncGenerator[UsagePiece, None]:
         """Yield the cloud's answer, unless the request became private while the cloud named its model."""
         cloud = self._router.side("cloud")
         assert isinstance(cloud, EndpointSide)
@@ -338,7 +338,7 @@ def _kind(error: BaseException | None) -> str | None:
     return "stopped" if isinstance(error, GeneratorExit | asyncio.CancelledError) else type(error).__name__
 
 
-def _watching(call: Call, options: MonitorOptions, features: tuple[str, ...], *, first: bool) -> Call:
+def _watching(call: SideCall, options: MonitorOptions, features: tuple[str, ...], *, first: bool) -> SideCall:
     """Add the log-probabilities that the monitor needs to the call. `first`: it keeps the first tokens."""
     entropies = first or options.entropy is not None
     needed = TOP_LOGPROBS if entropies else 0 if options.logprob is not None else None

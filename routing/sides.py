@@ -30,7 +30,7 @@ class SideError(NearfarError):
 
 
 @dataclass(frozen=True)
-class Call:
+class SideCall:
     """A call to a side: OpenAI's parameters, and the beginning of the answer if there is one already."""
 
     messages: tuple[Mapping[str, Any], ...]
@@ -39,7 +39,7 @@ class Call:
     prefix: str = ""
     top_logprobs: int | None = None
 
-    def after(self, text: str, tokens: int) -> Call:
+    def after(self, text: str, tokens: int) -> SideCall:
         """Return the call that continues after `text`, the `tokens` tokens of the answer so far."""
         return replace(self, prefix=text, max_tokens=max(self.max_tokens - tokens, 1))
 
@@ -90,7 +90,7 @@ class AnswerSource(Protocol):
     speeds: Speeds
     features: tuple[Feature, ...]
 
-    def stream(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
+    def stream(self, call: SideCall) -> AsyncGenerator[UsagePiece, None]:
         """Yield the answer piece by piece; closing it stops the work. Raises SideError if the side fails,
         RequestError if it rejects the request.
         """

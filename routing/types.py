@@ -40,7 +40,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Request:
+class RouteRequest:
     """A request as the decision sees it: counts, no text.
 
     `max_tokens` bounds the answer, `expected_tokens` is its likely length. `difficulty` is in [0, 1], None
@@ -58,7 +58,7 @@ class Request:
     conversation: Conversation = Conversation()
 
     @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> Request:
+    def parse(cls, data: Mapping[str, Any]) -> RouteRequest:
         """Parse the JSON form."""
         conversation = Conversation(**data.get("conversation") or {})
         return cls(**{**data, "features": tuple(data.get("features", ())), "conversation": conversation})
@@ -149,7 +149,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RouteDecision:
     """Where a request goes, and where it goes if that fails. `route` None: nowhere, and `reasons` say why.
 
     `degraded`: the device answers though the cloud was wanted. `cost`: the most that the cloud may charge for

@@ -34,6 +34,11 @@ PHRASES = {
     re.compile(r"\b([Tt]he|[Tt]hose|[Tt]hat|[Ww]hat) of before\b"): "name the earlier thing",
     re.compile(r"\b[Ww]hat there is of\b"): "name the thing",
     re.compile(r"\bhangs? on (what|which|whether|how)\b"): "write 'depends on'",
+    re.compile(r"\b[Bb]ut for (?!example|instance|now|this reason)"): "write 'except'",
+    re.compile(r"\bthat there (is|are)\b(?! (a|an|no|one|any|some)\b)"): "write 'that exist', or name them",
+    re.compile(
+        r"\bso (many|much)\b(?! (as|of|more|less|fewer|later|time)\b)(?![^.;]*\bthat\b)"
+    ): "name the number",
 }
 """What is wrong with a phrase wherever text has it, in one line."""
 COMMENT = re.compile(r"^[ \t]*/\*\*[ \t\n*]*(?P<text>.*?)\*/", re.MULTILINE | re.DOTALL)

@@ -111,7 +111,7 @@ def experts(
 def each_expert(
     at: str, count: int, rows: int, names: Sequence[str], kind: str = "weight"
 ) -> list[TensorPiece]:
-    """Pieces of a checkpoint that stores each expert by itself: the tensors `names`, of so many rows each, of
+    """Pieces of a checkpoint that stores each expert by itself: the tensors `names`, of `rows` rows each, of
     one expert after the other.
     """
     return [TensorPiece(f"{at}.{e}.{name}.{kind}", rows) for e in range(count) for name in names]

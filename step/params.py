@@ -48,9 +48,9 @@ class RotaryOrder:
 class TensorPiece:
     """Rows [start, start + rows) of a checkpoint's tensor; `order`: the order they are brought into.
 
-    `stack`: the tensor holds so many matrices, [stack, rows/stack, k] or, as a vector, [stack, rows/stack];
-    0: one, without that dimension. `transposed`: each matrix is stored input by input, [k, n]. `scale`: of a
-    vector, a factor of the piece's values.
+    `stack`: the number of matrices in the tensor, [stack, rows/stack, k] or, as a vector,
+    [stack, rows/stack]; 0: one, without that dimension. `transposed`: each matrix is stored input by input,
+    [k, n]. `scale`: of a vector, a factor of the piece's values.
     """
 
     tensor: str
@@ -75,7 +75,7 @@ class Param:
     """One weight: a matrix [n, k], or, if `k` is 0, a float32 vector [n]; its pieces follow one another.
 
     The values of a vector are offset + scale · the checkpoint's, times the scales of its pieces. `stack`: a
-    matrix is so many matrices [n/stack, k], one below the other, of which a step multiplies by some
+    matrix is `stack` matrices [n/stack, k], one below the other, of which a step multiplies by some
     (experts). `floats`: a matrix is quantized only if the checkpoint has its codes (routers, whose rounded
     logits would choose other experts).
     """

@@ -1,4 +1,4 @@
-"""MLX's own quantizer and the calibrated ones of mlx_lm, with their defaults but for what a row says.
+"""MLX's own quantizer and the calibrated ones of mlx_lm, with their defaults, except for what a row says.
 
 They work in float32 (bfloat16 is slow on a processor) and on nearfar's calibration text instead of one that
 they would download; what they give is stored in float16, as mlx_lm would.

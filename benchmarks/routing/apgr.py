@@ -39,7 +39,7 @@ from nearfar.routing.difficulty.score import MODEL, Difficulty
 from nearfar.routing.difficulty.training import (
     GSM8K,
     Array,
-    Example,
+    GradedPrompt,
     apply,
     fit_choice,
     fit_open,
@@ -121,17 +121,17 @@ def report(group: Set, rounds: int, seed: int) -> list[dict[str, object]]:
     return found
 
 
-def lengths(examples: list[Example]) -> Array:
+def lengths(examples: list[GradedPrompt]) -> Array:
     """Characters of each prompt."""
     return np.array([len(example.prompt) for example in examples], dtype=float)
 
 
-def gains(examples: list[Example]) -> Array:
+def gains(examples: list[GradedPrompt]) -> Array:
     """The gain of each question: 1 if only the strong model is right, -1 if only the weak one is, else 0."""
     return np.array([float(example.strong) - float(example.weak) for example in examples])
 
 
-def mmlu(examples: list[Example], categories: dict[str, str]) -> Set:
+def mmlu(examples: list[GradedPrompt], categories: dict[str, str]) -> Set:
     """Score every MMLU subject with weights that were trained on the others."""
     own = [example for example in examples if example.subject != GSM8K]
     table = tabulate(own, categories, options=True)
@@ -139,7 +139,7 @@ def mmlu(examples: list[Example], categories: dict[str, str]) -> Set:
     return Set("MMLU, unseen subjects", gains(own), {"length": lengths(own), "score": scores}, table.subjects)
 
 
-def gsm8k(examples: list[Example], categories: dict[str, str], seed: int) -> Set:
+def gsm8k(examples: list[GradedPrompt], categories: dict[str, str], seed: int) -> Set:
     """Score GSM8K with weights from MMLU alone, and with weights that include its own other questions."""
     table = tabulate(examples, categories, options=False)
     own = table.subjects == GSM8K

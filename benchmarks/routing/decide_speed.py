@@ -26,7 +26,7 @@ from rich.table import Table
 from nearfar.routing.decision import decide
 from nearfar.routing.difficulty.score import MODEL, Difficulty
 from nearfar.routing.policy import Policy
-from nearfar.routing.types import CloudState, DeviceState, Request
+from nearfar.routing.types import CloudState, DeviceState, RouteRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM = 200
@@ -118,7 +118,7 @@ def in_python(calls: int) -> Times:
         f"score, {name}": measure(lambda text=text: model.score(text), calls)
         for name, text in PROMPTS.items()
     }  # type: ignore[misc]
-    request, policy = Request.parse(CASE["request"]), Policy.parse(CASE["policy"])
+    request, policy = RouteRequest.parse(CASE["request"]), Policy.parse(CASE["policy"])
     device, cloud = DeviceState.parse(CASE["device"]), CloudState.parse(CASE["cloud"])
     return found | {"decide": measure(lambda: decide(request, device, cloud, policy), calls)}
 

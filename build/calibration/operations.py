@@ -1,7 +1,7 @@
 """The operations of a step in NumPy: one function each, and the table of them. Formulas as in step/ops.py.
 
 The forward of a calibration (forward.py) and the reference of the tests (tests/support/step_reference.py)
-read a list by this table. They differ in where keys and values are kept, which `Run` abstracts from.
+read a list by this table. They differ in where keys and values are kept, which `ForwardRun` abstracts from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Update = Callable[[Array, Array], Array]
 """Maps rows [B] and the states before them [B, heads, depth, head_dim] to the states after them."""
 
 
-class Run(Protocol):
+class ForwardRun(Protocol):
     """The state of M rows that run through the list of a step."""
 
     @property
@@ -84,27 +84,27 @@ class Run(Protocol):
         ...
 
 
-def compute(run: Run, op: Op) -> Array:
+def compute(run: ForwardRun, op: Op) -> Array:
     """Compute an operation's result, [M, width]."""
     return OPERATIONS[type(op)](run, op)
 
 
-def embed(run: Run, op: ops.Embed) -> Array:
+def embed(run: ForwardRun, op: ops.Embed) -> Array:
     rows = run.weights[op.table][run.tokens]
     return np.asarray(rows * rows.dtype.type(op.scale))
 
 
-def norm(run: Run, op: ops.Norm) -> Array:
+def norm(run: ForwardRun, op: ops.Norm) -> Array:
     x = run.values[op.x]
     weight = run.weights[op.weight].reshape(-1, x.shape[1] // op.groups)
     return rms_norm(x.reshape(len(x), op.groups, -1), weight, op.eps).reshape(x.shape)
 
 
-def product(run: Run, op: ops.Linear) -> Array:
+def product(run: ForwardRun, op: ops.Linear) -> Array:
     return linear(run.values[op.x], run.weights[op.weight], _bias(run, op.bias))
 
 
-def rope_append(run: Run, op: ops.RopeAppend) -> Array:
+def rope_append(run: ForwardRun, op: ops.RopeAppend) -> Array:
     x, cache = run.values[op.x], run.step.caches[op.cache]
     widths = op.heads * cache.head_dim, cache.kv_heads * cache.head_dim
     q = _turned(run, op, x[:, : widths[0]], op.q_norm)
@@ -121,19 +121,19 @@ def rope_append(run: Run, op: ops.RopeAppend) -> Array:
     return q.reshape(len(x), -1)
 
 
-def attend(run: Run, op: ops.Attend) -> Array:
+def attend(run: ForwardRun, op: ops.Attend) -> Array:
     x = run.values[op.x]
     return run.attend(op, x.reshape(len(x), op.heads, -1))
 
 
-def conv(run: Run, op: ops.Conv) -> Array:
+def conv(run: ForwardRun, op: ops.Conv) -> Array:
     taken = run.before(op, run.values[op.x])
     out = np.einsum("mtw,wt->mw", taken, run.weights[op.weight].reshape(-1, op.taps))
     out = out if op.bias is None else out + run.weights[op.bias]
     return np.asarray(out) if op.activation is None else ACTIVATIONS[op.activation](out)
 
 
-def delta(run: Run, op: ops.Delta) -> Array:
+def delta(run: ForwardRun, op: ops.Delta) -> Array:
     x, state = run.values[op.x], run.step.caches[op.state]
     keys, each = op.key_heads * state.depth, state.kv_heads // op.key_heads
     heads = np.arange(op.key_heads)
@@ -158,7 +158,7 @@ def delta(run: Run, op: ops.Delta) -> Array:
     return out.reshape(len(x), -1)
 
 
-def ssm(run: Run, op: ops.Ssm) -> Array:
+def ssm(run: ForwardRun, op: ops.Ssm) -> Array:
     x, state = run.values[op.x], run.step.caches[op.state]
     heads, inner = state.kv_heads, state.kv_heads * state.head_dim
     value = x[:, :inner].reshape(len(x), heads, -1)
@@ -179,34 +179,34 @@ def ssm(run: Run, op: ops.Ssm) -> Array:
     return np.asarray(out + skip[:, None] * value).reshape(len(x), -1)
 
 
-def glu(run: Run, op: ops.Glu) -> Array:
+def glu(run: ForwardRun, op: ops.Glu) -> Array:
     gate, up = np.split(run.values[op.x], 2, -1)
     return np.asarray(ACTIVATIONS[op.activation](gate) * up)
 
 
-def act(run: Run, op: ops.Act) -> Array:
+def act(run: ForwardRun, op: ops.Act) -> Array:
     return ACTIVATIONS[op.activation](run.values[op.x])
 
 
-def add(run: Run, op: ops.Add) -> Array:
+def add(run: ForwardRun, op: ops.Add) -> Array:
     both = run.values[op.a] + run.values[op.b]
     return np.asarray(both * both.dtype.type(op.scale))
 
 
-def mul(run: Run, op: ops.Mul) -> Array:
+def mul(run: ForwardRun, op: ops.Mul) -> Array:
     return np.asarray(run.values[op.a] * run.values[op.b])
 
 
-def scale(run: Run, op: ops.Scale) -> Array:
+def scale(run: ForwardRun, op: ops.Scale) -> Array:
     x = run.values[op.x] * run.values[op.x].dtype.type(op.factor)
     return np.asarray(x if op.weight is None else x * run.weights[op.weight])
 
 
-def columns(run: Run, op: ops.Columns) -> Array:
+def columns(run: ForwardRun, op: ops.Columns) -> Array:
     return run.values[op.x][:, op.start : op.start + op.count]
 
 
-def route(run: Run, op: ops.Route) -> Array:
+def route(run: ForwardRun, op: ops.Route) -> Array:
     x = run.values[op.x]
     real = x.dtype.type
     if op.score == "sigmoid":
@@ -225,7 +225,7 @@ def route(run: Run, op: ops.Route) -> Array:
     return np.concatenate([chosen.astype(x.dtype), weights], -1)
 
 
-def experts(run: Run, op: ops.Experts) -> Array:
+def experts(run: ForwardRun, op: ops.Experts) -> Array:
     """Compute expert by expert, with the rows that have chosen the expert."""
     x, top = run.values[op.x], run.values[op.route].shape[1] // 2
     chosen, weights = run.values[op.route][:, :top].astype(np.int64), run.values[op.route][:, top:]
@@ -258,12 +258,12 @@ def hidden_values(op: ops.Experts, x: Array) -> Array:
     return np.asarray((np.clip(up, -limit, limit) + 1) * (gate / (1 + np.exp(-alpha * gate))))
 
 
-def logits(run: Run, op: ops.Logits) -> Array:
+def logits(run: ForwardRun, op: ops.Logits) -> Array:
     rows = run.wanted(run.values[op.x])
     return capped(linear(rows, run.weights[op.weight], _bias(run, op.bias)), op.softcap)
 
 
-def embedding(run: Run, op: ops.Embedding) -> Array:
+def embedding(run: ForwardRun, op: ops.Embedding) -> Array:
     return run.wanted(run.values[op.x])
 
 
@@ -311,11 +311,11 @@ def attention(
     return np.asarray(weights @ values[..., None, :, :] / total)
 
 
-def _bias(run: Run, name: str | None) -> Array | None:
+def _bias(run: ForwardRun, name: str | None) -> Array | None:
     return None if name is None else run.weights[name]
 
 
-def _turned(run: Run, op: ops.RopeAppend, part: Array, norm: str | None) -> Array:
+def _turned(run: ForwardRun, op: ops.RopeAppend, part: Array, norm: str | None) -> Array:
     """Reshape a projection [M, heads · head_dim] to [M, heads, head_dim], normalized and rotated."""
     heads = part.reshape(len(part), -1, run.step.caches[op.cache].head_dim)
 

@@ -19,7 +19,7 @@ from nearfar.build.weights.ways import first_of, storable
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.kernels.codes import BITS
-from nearfar.kernels.quantized import Held
+from nearfar.kernels.quantized import StorableMatrices
 
 METHODS = {
     "good": f"{METHOD}, weighted by the moments of the inputs",
@@ -79,7 +79,7 @@ def _check_quantizes(source: Source, asked: str, why: str) -> None:
         )
 
 
-def with_storable(options: BuildOptions, source: Source, held: Mapping[str, Held]) -> Source:
+def with_storable(options: BuildOptions, source: Source, held: Mapping[str, StorableMatrices]) -> Source:
     """Give the source the ways of storing scales that a build may choose from: those of `--scales`, or all
     that every target has (`held`, by their names); with quality fast float16 pairs unless asked otherwise.
 

@@ -26,7 +26,7 @@ from nearfar.kernels.contract import Kernels, Variant
 from nearfar.kernels.emission import Emit, EmitContext
 from nearfar.kernels.jobs import Greedy, Logprobs, Sample, SamplerJob
 from nearfar.kernels.jobs import Job as KernelJob
-from nearfar.kernels.program import Plan, Precisions, Program
+from nearfar.kernels.program import LoweredPlan, LoweredProgram, Precisions
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
 
@@ -72,7 +72,7 @@ def _dtypes(variant: Variant) -> Precisions:
 
 def compile_program(
     job: Compilation, variant: Variant, target: tvm.target.Target, dump: Path | None = None
-) -> Program:
+) -> LoweredProgram:
     """Compile every function of the artifact for one variant."""
     kernels, dtypes = variant.kernels, _dtypes(variant)
     names: dict[str, str] = {}
@@ -88,7 +88,7 @@ def compile_program(
     module = run_flow(module, compile_flow(kernels, bundled, gpu=gpu), target, dump)
     output = "logits" if job.model.embedding is None else "embedding"
     plans = [
-        plan_of(module[f"step_{m}"], Plan("step", m, min(m, MAX_ROWS)), names, f"buffer:{output}")
+        plan_of(module[f"step_{m}"], LoweredPlan("step", m, min(m, MAX_ROWS)), names, f"buffer:{output}")
         for m in job.buckets.step
     ]
     functions = {
@@ -98,13 +98,13 @@ def compile_program(
         staged = kernels.stages(sampler)
         plans.append(
             staged_plan(
-                Plan(sampler.kind, sampler.rows, sampler.rows), sampler.label, staged, SAMPLER_BUFFERS
+                LoweredPlan(sampler.kind, sampler.rows, sampler.rows), sampler.label, staged, SAMPLER_BUFFERS
             )
         )
         functions |= {kernel: stage.func for kernel, stage in staged.named(sampler.label)}
     workspace = share_workspace(plans)
     used = dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches)
-    return Program(variant, dtypes, plans, {name: functions[name] for name in used}, workspace)
+    return LoweredProgram(variant, dtypes, plans, {name: functions[name] for name in used}, workspace)
 
 
 def compiled(

@@ -10,10 +10,10 @@ import tvm
 from tvm import relax
 
 from nearfar.kernels.contract import Staged
-from nearfar.kernels.program import Launch, Plan
+from nearfar.kernels.program import LoweredLaunch, LoweredPlan
 
 
-def plan_of(func: relax.Function, plan: Plan, names: Mapping[str, str], output: str) -> Plan:
+def plan_of(func: relax.Function, plan: LoweredPlan, names: Mapping[str, str], output: str) -> LoweredPlan:
     """Fill `plan` from a function that has passed `plan-memory`.
 
     `names` gives the argument for each parameter's (sanitized) name; the returned tensor becomes `output`.
@@ -31,13 +31,13 @@ def plan_of(func: relax.Function, plan: Plan, names: Mapping[str, str], output: 
             f"launches of all of them would write {output}"
         )
     plan.launches = [
-        Launch(launch.kernel, tuple(output if arg == returned else arg for arg in launch.args))
+        LoweredLaunch(launch.kernel, tuple(output if arg == returned else arg for arg in launch.args))
         for launch in plan.launches
     ]
     return plan
 
 
-def _value(expr: Any, values: Mapping[relax.Var, str], plan: Plan) -> str:
+def _value(expr: Any, values: Mapping[relax.Var, str], plan: LoweredPlan) -> str:
     if isinstance(expr, relax.Var):
         return values[expr]
     if isinstance(expr, relax.TupleGetItem):
@@ -48,12 +48,12 @@ def _value(expr: Any, values: Mapping[relax.Var, str], plan: Plan) -> str:
         raise AssertionError(f"a plan is a straight line of calls; found {type(expr).__name__}: {expr}")
     if isinstance(expr.op, tvm.ir.GlobalVar):
         args = tuple(values[arg] for arg in expr.args)
-        plan.launches.append(Launch(str(expr.op.name_hint), args))
+        plan.launches.append(LoweredLaunch(str(expr.op.name_hint), args))
         return ""
     return _memory_call(expr, values, plan)
 
 
-def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: Plan) -> str:
+def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: LoweredPlan) -> str:
     name = call.op.name if isinstance(call.op, tvm.ir.Op) else str(call.op)
     if name == "relax.memory.alloc_storage":
         plan.storage.append(int(call.args[0].values[0]))
@@ -67,13 +67,13 @@ def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: Plan) 
     raise AssertionError(f"operator {name} is left in a planned function; a pass must lower it")
 
 
-def _held(storage: str, plan: Plan) -> str:
+def _held(storage: str, plan: LoweredPlan) -> str:
     """Count one more tensor that a storage holds, and give the storage's name."""
     plan.tensors[storage] = plan.tensors.get(storage, 0) + 1
     return storage
 
 
-def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -> Plan:
+def staged_plan(plan: LoweredPlan, name: str, staged: Staged, buffers: Iterable[str]) -> LoweredPlan:
     """Fill `plan` with kernels outside the graph (sampling); their parameters are buffers' names."""
     known = set(buffers)
     plan.storage = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in staged.scratch]
@@ -85,11 +85,11 @@ def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -
             a.replace("scratch:", "storage:") if a.startswith("scratch:") else f"buffer:{a}"
             for a in stage.args
         )
-        plan.launches.append(Launch(kernel, tuple(args)))
+        plan.launches.append(LoweredLaunch(kernel, tuple(args)))
     return plan
 
 
-def share_workspace(plans: Iterable[Plan]) -> list[int]:
+def share_workspace(plans: Iterable[LoweredPlan]) -> list[int]:
     """Give all plans one set of workspace buffers: a plan's n-th largest storage becomes workspace n. Returns
     their sizes in bytes.
     """
@@ -98,7 +98,9 @@ def share_workspace(plans: Iterable[Plan]) -> list[int]:
         used = {arg for launch in plan.launches for arg in launch.args if arg.startswith("storage:")}
         order = sorted((int(arg.split(":")[1]) for arg in used), key=lambda i: (-plan.storage[i], i))
         names = {f"storage:{old}": f"workspace:{new}" for new, old in enumerate(order)}
-        plan.launches = [Launch(la.kernel, tuple(names.get(a, a) for a in la.args)) for la in plan.launches]
+        plan.launches = [
+            LoweredLaunch(la.kernel, tuple(names.get(a, a) for a in la.args)) for la in plan.launches
+        ]
         for new, old in enumerate(order):
             size = -(-plan.storage[old] // 256) * 256
             sizes[new : new + 1] = [max(size, sizes[new])] if new < len(sizes) else [size]

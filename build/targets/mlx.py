@@ -17,12 +17,12 @@ from nearfar.build.source import Source
 from nearfar.build.targets.target import Made, OverFiles, Programs, Tell
 from nearfar.build.targets.unplanned import program, write_files
 from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
-from nearfar.build.weights.stream import Piece, to_float16
+from nearfar.build.weights.stream import MatrixRows, to_float16
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
-from nearfar.kernels.quantized import Held, QuantTensor
+from nearfar.kernels.quantized import QuantTensor, StorableMatrices
 from nearfar.step.params import Param
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 
@@ -82,7 +82,7 @@ class MlxWriter(OverFiles):
             self._files.write(name, part if self._dtype == "float32" else to_float16(part, name))
             start += n
 
-    def rows(self, tensor: str, piece: Piece) -> None:
+    def rows(self, tensor: str, piece: MatrixRows) -> None:
         """Write the rows; the scales and biases of a quantized tensor when its last rows have come."""
         if not isinstance(piece, QuantTensor):
             self._files.write(tensor, piece.astype(self._dtype, copy=False))
@@ -108,7 +108,7 @@ class MlxWriter(OverFiles):
 class MlxTarget:
     """See nearfar.build.targets.target.Target."""
 
-    held = Held.pairs((32, 64, 128))
+    held = StorableMatrices.pairs((32, 64, 128))
 
     def products(self, options: BuildOptions) -> set[Products]:
         """Float products only: MLX has no other."""

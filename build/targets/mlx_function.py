@@ -42,7 +42,7 @@ from nearfar.edge_runtime.executors.mlx.calls import Arrays, Rule
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
 from nearfar.edge_runtime.executors.mlx.stacks import Stack
-from nearfar.edge_runtime.executors.mlx.weights import AFFINE, Matrix
+from nearfar.edge_runtime.executors.mlx.weights import AFFINE, MlxMatrix
 from nearfar.errors import BuildError
 from nearfar.format.manifest import StepRecords
 from nearfar.format.seal import seal
@@ -67,12 +67,12 @@ class RawMatrix:
         for tensor in param.tensors:
             base = tensor.removesuffix(".weight")
             parts = {"weight": tensor, **{part: f"{base}.{part}" for part in AFFINE}}
-            self._tensors[tensor] = Matrix.of(
+            self._tensors[tensor] = MlxMatrix.of(
                 {p: weights[n] for p, n in parts.items() if n in weights}, param.k
             )
 
     def __call__(self, x: mx.array) -> Arrays:
-        """See reading.Matrix."""
+        """See reading.MatrixWeights."""
         made = {tensor: matrix(x) for tensor, matrix in self._tensors.items()}
         return [_pick(piece, made[piece.tensor]) for piece in self._param.pieces]
 

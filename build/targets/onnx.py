@@ -16,12 +16,12 @@ from nearfar.build.options import BuildOptions
 from nearfar.build.source import Source
 from nearfar.build.targets.target import Made, OverFiles, Programs, Tell, check_kv_bits
 from nearfar.build.targets.unplanned import program, write_files
-from nearfar.build.weights.stream import Piece
+from nearfar.build.weights.stream import MatrixRows
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
-from nearfar.kernels.quantized import Held, Matrix
+from nearfar.kernels.quantized import Matrix, StorableMatrices
 from nearfar.step.params import Param
 from nearfar.targets.onnx import configs
 
@@ -51,7 +51,7 @@ class OnnxWriter(OverFiles):
         """Write a vector in float32, with its folded factor."""
         self._single[param.name] = self._files.add(param.name, param.folded(values))
 
-    def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
+    def matrix(self, param: Param, matrix: Matrix, tensor: MatrixRows) -> None:
         """Write a matrix with its rows in the step's order."""
         if param.order is not None:
             tensor = tensor[np.array(param.order)]
@@ -70,7 +70,7 @@ class OnnxWriter(OverFiles):
 class OnnxTarget:
     """See nearfar.build.targets.target.Target."""
 
-    held = Held.pairs()
+    held = StorableMatrices.pairs()
 
     def products(self, options: BuildOptions) -> set[Products]:
         """The products of the one graph: float, unless the options name int8 alone."""

@@ -26,7 +26,7 @@ from nearfar.build.program.kept import KernelCache
 from nearfar.build.source import Source
 from nearfar.build.targets.target import KernelCounts, Made, OverFiles, Programs, Tell, check_kv_bits
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
-from nearfar.build.weights.stream import Piece
+from nearfar.build.weights.stream import MatrixRows
 from nearfar.errors import BuildError
 from nearfar.format.kv import UNIT, group_size, rounding
 from nearfar.format.manifest import Weights
@@ -62,7 +62,7 @@ class PackedWriter(OverFiles):
         if name in self._kept:
             self._kept[name] = values
 
-    def matrix(self, param: Param, matrix: Matrix, tensor: Piece | QuantPieces) -> None:
+    def matrix(self, param: Param, matrix: Matrix, tensor: MatrixRows | QuantPieces) -> None:
         """Write a matrix in the parts that the kernels read, its rows in the step's order."""
         if param.order is not None:
             tensor = tensor[np.array(param.order)]

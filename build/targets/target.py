@@ -19,7 +19,7 @@ from nearfar.format.hashed import HashedFiles
 from nearfar.format.kv import OF_TARGET
 from nearfar.format.manifest import File, Program, Rope, Weights
 from nearfar.kernels.contract import Products
-from nearfar.kernels.quantized import Held
+from nearfar.kernels.quantized import StorableMatrices
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Target(Protocol):
     """
 
     @property
-    def held(self) -> Held:
+    def held(self) -> StorableMatrices:
         """The weights for which the target has kernels. Its source has no others (Source.held_by)."""
         ...
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.container import Checkpoint, Stored
-from nearfar.build.weights.lora import Delta, Lora
+from nearfar.build.weights.lora import Lora, LoraDelta
 from nearfar.build.weights.quantize import F32, Scheme, to_float32
-from nearfar.build.weights.quantized.contract import Carried, Quantized, Shape, Wanted
+from nearfar.build.weights.quantized.contract import Carried, Quantized, RequiredTensor, Shape
 from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
@@ -41,8 +41,8 @@ class Merge:
     its rows are those of the embedding without the adapter.
     """
 
-    deltas: Mapping[str, Delta]
-    anew: Mapping[str, Delta]
+    deltas: Mapping[str, LoraDelta]
+    anew: Mapping[str, LoraDelta]
     whole: Mapping[str, str]
     untied: Mapping[str, str]
 
@@ -213,11 +213,11 @@ class AdaptedQuantized:
         """How a matrix is quantized in the checkpoint, and that an adapter changes it."""
         return f"{self._quantized.kind(tensor)}{' with the adapter' if tensor in self._merge.anew else ''}"
 
-    def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
+    def expected(self, plain: Mapping[str, Shape]) -> dict[str, RequiredTensor]:
         """The tensors that the checkpoint must have."""
         kept = {name: shape for name, shape in plain.items() if name not in self._merge.whole}
         return self._quantized.expected(kept) | {
-            name: Wanted(plain[name]) for name in self._merge.whole if name in plain
+            name: RequiredTensor(plain[name]) for name in self._merge.whole if name in plain
         }
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:

@@ -21,7 +21,7 @@ from nearfar import strict_json
 from nearfar.build.embedding import EMBEDDING_FILES
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.foreign import folder_is
-from nearfar.build.weights.headers import Entry, read_header
+from nearfar.build.weights.headers import TensorEntry, read_header
 from nearfar.checkpoint_files import INDEX, check_no_adapter, weight_files
 from nearfar.edge_runtime.text.files import TEMPLATE_FILES, TOKENIZER_FILES, ChatTemplates, find_templates
 from nearfar.errors import ArtifactError, CheckpointError
@@ -50,7 +50,9 @@ class DirectoryCheckpoint:
     lists: tuple[str, ...] = (INDEX,)
     """Files that say where the tensors are."""
 
-    def __init__(self, path: Path, name: str, config: dict[str, Any], entries: dict[str, Entry]) -> None:
+    def __init__(
+        self, path: Path, name: str, config: dict[str, Any], entries: dict[str, TensorEntry]
+    ) -> None:
         self.path = path
         self.name = name
         self.config = config
@@ -100,11 +102,11 @@ class DirectoryCheckpoint:
         return out
 
     @staticmethod
-    def _short(entry: Entry, name: str) -> CheckpointError:
+    def _short(entry: TensorEntry, name: str) -> CheckpointError:
         return CheckpointError(f"{entry.file}: ends inside tensor {name!r}: download or copy it again")
 
     @staticmethod
-    def _read_bytes(entry: Entry, name: str, offset: int, out: Array) -> None:
+    def _read_bytes(entry: TensorEntry, name: str, offset: int, out: Array) -> None:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(offset)
             view = out.reshape(-1).view(np.uint8).data
@@ -273,7 +275,7 @@ def _read_text(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be read ({error}): download or copy it again") from error
 
 
-def _entries(path: Path) -> dict[str, Entry]:
+def _entries(path: Path) -> dict[str, TensorEntry]:
     """Every tensor of the directory, sorted by name; through the index where there is one for these files."""
     weight_map = _weight_map(path) if (path / INDEX).is_file() else {}
     indexed = sorted(set(weight_map.values()))
@@ -307,7 +309,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _indexed(path: Path, weight_map: Mapping[str, str], files: list[str]) -> dict[str, Entry]:
+def _indexed(path: Path, weight_map: Mapping[str, str], files: list[str]) -> dict[str, TensorEntry]:
     """The tensors of a checkpoint in several files; the index is checked against the files in both
     directions.
     """

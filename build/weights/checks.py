@@ -14,14 +14,14 @@ from nearfar.errors import CheckpointError
 from nearfar.kernels.quantized import Array
 
 if TYPE_CHECKING:  # the formats import opening.py, which imports this module
-    from nearfar.build.weights.quantized.contract import Wanted
+    from nearfar.build.weights.quantized.contract import RequiredTensor
 
 NAMED_FINDINGS = 40  # findings of each kind in one error message
 PIECE = 8 << 20  # the number of values that are checked at a time
 
 
 def check_tensors(
-    checkpoint: Checkpoint, expected: Mapping[str, Wanted], ignorable: Iterable[str] = ()
+    checkpoint: Checkpoint, expected: Mapping[str, RequiredTensor], ignorable: Iterable[str] = ()
 ) -> None:
     r"""Compare the tensors with the expected names, shapes and dtypes; name every difference in one
     CheckpointError.

@@ -11,12 +11,12 @@ import numpy as np
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.quantized.contract import Quantized, finer, held_in, joint
-from nearfar.build.weights.stream import KEPT, Report
+from nearfar.build.weights.stream import KEPT, WeightsReport
 from nearfar.format.scales import PAIRS
-from nearfar.kernels.quantized import Held, Matrix
+from nearfar.kernels.quantized import Matrix, StorableMatrices
 from nearfar.step.params import Param
 
-EVERYTHING = Held()
+EVERYTHING = StorableMatrices()
 """What the targets together can store."""
 
 
@@ -25,7 +25,7 @@ class SchemeChoice:
     """How each matrix is stored. `keeps`: the checkpoint's tensors whose codes are carried over."""
 
     matrices: dict[str, Matrix]
-    report: Report
+    report: WeightsReport
     keeps: frozenset[str] = frozenset()
 
 
@@ -52,7 +52,7 @@ def choose_matrices(
     scheme: Scheme,
     quantized: Quantized | None = None,
     keeps: Collection[str] = (),
-    held: Held = EVERYTHING,
+    held: StorableMatrices = EVERYTHING,
 ) -> SchemeChoice:
     """Choose how each matrix is stored: quantized where its width allows, else float16 (float32 for a float32
     tensor with scheme none).
@@ -60,7 +60,7 @@ def choose_matrices(
     `keeps`: the matrices of `quantized` whose codes are carried over. If there are any, matrices that are
     floats in the checkpoint stay floats, and codes that a target cannot hold (`held`) are requantized, finer.
     """
-    matrices, report, kept = {}, Report(), set[str]()
+    matrices, report, kept = {}, WeightsReport(), set[str]()
     report.checkpoint_format = quantized.name if quantized is not None else None
     if keeps:
         report.method = KEPT
@@ -88,7 +88,9 @@ def choose_matrices(
     return SchemeChoice(matrices, report, frozenset(kept))
 
 
-def _codes(param: Param, quantized: Quantized, scheme: Scheme, keeps: Collection[str], held: Held) -> _Codes:
+def _codes(
+    param: Param, quantized: Quantized, scheme: Scheme, keeps: Collection[str], held: StorableMatrices
+) -> _Codes:
     """Choose the scheme of a matrix in a checkpoint of which all, some or none of the matrix's tensors are
     quantized.
 

@@ -39,7 +39,7 @@ HEADER_LIMIT = 100_000_000  # bytes; the safetensors library has the same limit
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """The place of one tensor: `file`, absolute byte `offset` in it, length in `bytes`."""
 
     file: Path
@@ -49,7 +49,7 @@ class Entry:
     bytes: int
 
 
-def read_header(file: Path) -> dict[str, Entry]:
+def read_header(file: Path) -> dict[str, TensorEntry]:
     """List the tensors of one safetensors file (8 bytes of header length, a JSON header, the data), bounds
     checked.
     """
@@ -84,7 +84,7 @@ def read_header(file: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry(file: Path, name: str, record: object, data: int) -> Entry:
+def _entry(file: Path, name: str, record: object, data: int) -> TensorEntry:
     """Convert one header record, after checking its byte range against dtype and shape."""
     known = record if isinstance(record, dict) else {}
     code, extents, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
@@ -104,7 +104,7 @@ def _entry(file: Path, name: str, record: object, data: int) -> Entry:
             f"{file}: tensor {name!r} {list(shape)} {code} should be {math.prod(shape) * dtype.itemsize:,} "
             f"bytes, its range has {stop - start:,}: download it again"
         )
-    return Entry(file, dtype, flattened(shape), data + start, stop - start)
+    return TensorEntry(file, dtype, flattened(shape), data + start, stop - start)
 
 
 def flattened(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ def _naturals(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
+def _check_tiling(file: Path, entries: Mapping[str, TensorEntry], start: int, size: int) -> None:
     """Raise CheckpointError unless the tensors fill the file from byte `start` to its end, without gaps and
     overlaps, as safetensors demands.
     """

@@ -49,7 +49,7 @@ WHY: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Delta:
+class LoraDelta:
     """What is added to a matrix: scale · b · a. `a` [r, k] and `b` [n, r] are float32. `turned`: the matrix
     is an embedding, to which the transposed product is added.
     """
@@ -83,7 +83,7 @@ class Lora:
     path: Path
     name: str
     base: str | None
-    deltas: Mapping[str, Delta]
+    deltas: Mapping[str, LoraDelta]
     whole: Mapping[str, str]
     files: DirectoryCheckpoint
     tied: bool = False
@@ -153,7 +153,7 @@ class _Files(DirectoryCheckpoint):
 
 def _delta(
     files: DirectoryCheckpoint, config: Mapping[str, Any], module: str, named: Mapping[str, str]
-) -> Delta:
+) -> LoraDelta:
     """The two matrices of a module, and its scale."""
     turned = any(which.startswith("embedding") for which in named)
     wanted = ("embedding_A", "embedding_B") if turned else ("A", "B")
@@ -173,7 +173,7 @@ def _delta(
             f"lora_alpha {show(alpha)}"
         )
     scale = float(alpha) / (math.sqrt(rank) if config.get("use_rslora") is True else rank)
-    return Delta(a, b, scale, turned)
+    return LoraDelta(a, b, scale, turned)
 
 
 def _of_module(config: Mapping[str, Any], key: str, module: str, default: object) -> object:

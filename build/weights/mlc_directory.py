@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from nearfar.build.weights.checkpoint import DirectoryCheckpoint, check_tokenizer, read_json
-from nearfar.build.weights.headers import Entry
+from nearfar.build.weights.headers import TensorEntry
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 
@@ -87,12 +87,12 @@ def _config(chat: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def listed_entries(listed: Path) -> dict[str, Entry]:
+def listed_entries(listed: Path) -> dict[str, TensorEntry]:
     """The tensors of the list, each checked to be within its file."""
     shards = read_json(listed).get("records")
     if not isinstance(shards, list) or not all(isinstance(shard, Mapping) for shard in shards):
         raise CheckpointError(f"{listed}: records is not a list of files: download it again")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for shard in shards:
         name, records = shard.get("dataPath"), shard.get("records")
         if not isinstance(name, str) or Path(name).name != name or not isinstance(records, list):
@@ -112,7 +112,7 @@ def listed_entries(listed: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry(listed: Path, file: Path, size: int, record: object) -> tuple[str, Entry]:
+def _entry(listed: Path, file: Path, size: int, record: object) -> tuple[str, TensorEntry]:
     """Convert one tensor's record, after checking its bytes against shape, dtype and file."""
     known = record if isinstance(record, Mapping) else {}
     name, code, shape = (known.get(key) for key in ("name", "dtype", "shape"))
@@ -144,10 +144,10 @@ def _entry(listed: Path, file: Path, size: int, record: object) -> tuple[str, En
             f"{file}: truncated: tensor {name!r} ends at byte {offset + length:,}, the file has {size:,}: "
             "download it again"
         )
-    return name, Entry(file, dtype, tuple(shape), offset, length)
+    return name, TensorEntry(file, dtype, tuple(shape), offset, length)
 
 
-def _parts(entries: Mapping[str, Entry], config: Mapping[str, Any]) -> dict[str, Entry]:
+def _parts(entries: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> dict[str, TensorEntry]:
     """Rename the tensors to Hugging Face's names, with stacked tensors cut into their parts. Raises
     CheckpointError where row counts do not match.
     """
@@ -161,7 +161,7 @@ def _parts(entries: Mapping[str, Entry], config: Mapping[str, Any]) -> dict[str,
         "self_attn.c_attn": attention,
         "mlp.gate_up_proj": {"gate_proj": inner, "up_proj": inner},
     }
-    out: dict[str, Entry] = {}
+    out: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         base, _, ending = name.rpartition(".")
         stacked = next((module for module in fused if base.endswith(f".{module}")), None)
@@ -179,6 +179,6 @@ def _parts(entries: Mapping[str, Entry], config: Mapping[str, Any]) -> dict[str,
         for part, rows in parts.items():
             offset = entry.offset + before * row
             shape = (rows, *entry.shape[1:])
-            out[f"{outer}.{part}.{ending}"] = Entry(entry.file, entry.dtype, shape, offset, rows * row)
+            out[f"{outer}.{part}.{ending}"] = TensorEntry(entry.file, entry.dtype, shape, offset, rows * row)
             before += rows
     return out

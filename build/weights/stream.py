@@ -41,7 +41,9 @@ from nearfar.step.params import Param, TensorPiece
 
 KEPT = "as in the checkpoint"
 """The report's method in a build that carries codes over."""
-Piece = QuantTensor | Array  # rows of a matrix, quantized, or in float16 or float32 if the matrix stays dense
+MatrixRows = (
+    QuantTensor | Array
+)  # rows of a matrix, quantized, or in float16 or float32 if the matrix stays dense
 
 WORKERS = processors()
 AHEAD = 2 * WORKERS  # the number of slices in flight
@@ -72,7 +74,7 @@ class WeightWriter(Protocol):
 class RowWriter(WeightWriter, Protocol):
     """A writer that takes matrices in slices: memory then holds a few of them."""
 
-    def rows(self, tensor: str, piece: Piece) -> None:
+    def rows(self, tensor: str, piece: MatrixRows) -> None:
         """Write the next rows of a tensor of the checkpoint."""
         ...
 
@@ -81,13 +83,13 @@ class RowWriter(WeightWriter, Protocol):
 class MatrixWriter(WeightWriter, Protocol):
     """A writer that takes whole matrices, because its layout mixes rows: memory then holds one parameter."""
 
-    def matrix(self, param: Param, matrix: Matrix, tensor: Piece | QuantPieces) -> None:
+    def matrix(self, param: Param, matrix: Matrix, tensor: MatrixRows | QuantPieces) -> None:
         """Write a matrix parameter; `tensor` has the stacked rows of its sources."""
         ...
 
 
 @dataclass
-class Report:
+class WeightsReport:
     """The report of a build's weights: the matrices that were quantized, those that stayed dense with the
     reason, and the method.
     """
@@ -132,7 +134,7 @@ class _Job:
 class _Done:
     """A slice as it is stored, and how the checkpoint's codes were carried over; None where it has none."""
 
-    piece: Piece
+    piece: MatrixRows
     carried: Carriage | None = None
     change: float = 0.0
     rounded: int = 0
@@ -149,7 +151,7 @@ class WeightStream:
     checkpoint: Checkpoint
     quantized: Quantized | None
     keeps: Collection[str]
-    report: Report
+    report: WeightsReport
     solved: Solved | None = None
     """Tensors that a calibration has quantized."""
 
@@ -159,7 +161,7 @@ class WeightStream:
         """
         by_rows = [writer for writer in writers if isinstance(writer, RowWriter)]
         by_matrix = [writer for writer in writers if isinstance(writer, MatrixWriter)]
-        parts: list[Piece] = []
+        parts: list[MatrixRows] = []
         for job, done in self._slices():
             param = job.param
             self._note(param, done)
@@ -313,7 +315,7 @@ def read_rows(
     return np.ascontiguousarray(flat[start - first * each : stop - first * each])
 
 
-def _stack(parts: Sequence[Piece], matrix: Matrix) -> Piece | QuantPieces:
+def _stack(parts: Sequence[MatrixRows], matrix: Matrix) -> MatrixRows | QuantPieces:
     """Concatenate the slices of a parameter, which are all quantized or all dense; those of each piece apart,
     if the matrix has pieces.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.errors import BuildError
 from nearfar.format.scales import PAIRS, Scales, matrix_bytes
-from nearfar.kernels.quantized import Held, Matrix
+from nearfar.kernels.quantized import Matrix, StorableMatrices
 
 WAYS = ("pairs", "single", "levels")
 """Names of the ways on the command line: float16 pairs, float16 scales alone, scales in two levels."""
@@ -29,7 +29,7 @@ def way(scales: Scales) -> str:
     return "pairs" if scales.offsets else "single"
 
 
-def ways(scheme: Scheme, k: int, held: Held) -> list[Scheme]:
+def ways(scheme: Scheme, k: int, held: StorableMatrices) -> list[Scheme]:
     """The ways of storing a matrix with k inputs that take no more bytes than `scheme`, which has float16
     pairs: `scheme` itself if `held` has pairs, and each of the others with half as many inputs in a group.
 
@@ -68,7 +68,7 @@ def squared_error(weight: F32, rounded: F32, importance: F32 | None) -> float:
     return float((squares @ importance).sum(dtype=np.float64))
 
 
-def storable(names: Sequence[str] | None, held: Mapping[str, Held]) -> Held:
+def storable(names: Sequence[str] | None, held: Mapping[str, StorableMatrices]) -> StorableMatrices:
     """What our own quantization may store: the ways called `names`, None for all, as far as each target can
     (`held`, by the targets' names). Raises BuildError for an unknown name, and for a way that a target lacks.
     """
@@ -83,17 +83,21 @@ def storable(names: Sequence[str] | None, held: Mapping[str, Held]) -> Held:
                     f"--scales {name}: target {target} stores {_told(there)} only: leave {name} out, or "
                     "build for this target apart"
                 )
-    groups = [size for size in Held().groups if all(size in each.groups for each in held.values())]
-    common = [scales for scales in Held().scales if all(scales in each.scales for each in held.values())]
+    groups = [
+        size for size in StorableMatrices().groups if all(size in each.groups for each in held.values())
+    ]
+    common = [
+        scales for scales in StorableMatrices().scales if all(scales in each.scales for each in held.values())
+    ]
     wanted = [scales for scales in common if names is None or way(scales) in names]
-    return Held(tuple(groups), tuple(wanted), pieces=False)
+    return StorableMatrices(tuple(groups), tuple(wanted), pieces=False)
 
 
 def _told(names: Iterable[str]) -> str:
     return " and ".join(name for name in WAYS if name in names)
 
 
-def first_of(names: Sequence[str], scheme: Scheme, k: int, held: Held) -> Scheme:
+def first_of(names: Sequence[str], scheme: Scheme, k: int, held: StorableMatrices) -> Scheme:
     """The way that comes first in `names` and fits rows of k inputs; float16 pairs where none does."""
     found = {way(each.scales): each for each in ways(scheme, k, held)}
     return next((found[name] for name in names if name in found), scheme)

@@ -12,7 +12,7 @@ import numpy as np
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trial_notes import TrialNotes
-from nearfar.edge_runtime.artifact.variants import Candidate, Kind, ProgramChoice, Why, compare, line_up
+from nearfar.edge_runtime.artifact.variants import Candidate, ProgramChoice, StepKind, Why, compare, line_up
 from nearfar.edge_runtime.devices import Device, Settings
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.edge_runtime.progress import Teller
@@ -118,7 +118,7 @@ def _try_all(
                 stack.callback(made[program.name].close)
             steps = {program.name: Steps(made[program.name], program, positions) for program in finalists}
 
-            def measure(name: str, kind: Kind) -> float:
+            def measure(name: str, kind: StepKind) -> float:
                 kept.trying(name)
                 return steps[name].run(kind)
 
@@ -183,14 +183,14 @@ class Steps:
     def __init__(self, executor: Executor, program: Program, context: int) -> None:
         self._executor = executor
         steps = [bucket.size for bucket in program.functions["step"]]
-        self._sizes: dict[Kind, int] = {"decode": steps[0], "large": steps[-1]}
+        self._sizes: dict[StepKind, int] = {"decode": steps[0], "large": steps[-1]}
         self._last = min(POSITION, context - 1)
         sampler = program.functions.get("greedy")
         self._rows = sampler[0].size if sampler else None
         """Bucket of the sampler; None if the model gives embeddings."""
         self._end = "sampled" if sampler else "embedding"
 
-    def run(self, kind: Kind) -> float:
+    def run(self, kind: StepKind) -> float:
         """Run one step and return its seconds."""
         executor, size = self._executor, self._sizes[kind]
         positions = np.arange(size, dtype=np.int32) if kind == "large" else np.full(size, POSITION, np.int32)

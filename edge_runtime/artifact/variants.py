@@ -23,7 +23,7 @@ GAIN = 0.95
 TOKENS = 64
 """Tokens decoded for each step of the largest size in the answer by which programs are compared."""
 
-Kind = Literal["decode", "large"]
+StepKind = Literal["decode", "large"]
 Why = Literal["pinned", "only", "first", "software", "kept", "busy", "slow", "timed"]
 
 
@@ -50,7 +50,7 @@ class ProgramChoice:
 
     program: str
     why: Why
-    seconds: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
+    seconds: Mapping[str, Mapping[StepKind, float]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         measured = (
@@ -78,13 +78,13 @@ def line_up(
     return tuple(program for program in left if program.device_class in classes)[:most]
 
 
-def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> ProgramChoice:
+def compare(names: Sequence[str], measure: Callable[[str, StepKind], float]) -> ProgramChoice:
     """Time whole steps of the programs in turn; the first stays unless another is clearly faster.
 
     `measure` runs one step of a program and returns its seconds. The first step of each kind compiles
     kernels, and is not counted.
     """
-    best: dict[str, dict[Kind, float]] = {name: {} for name in names}
+    best: dict[str, dict[StepKind, float]] = {name: {} for name in names}
     spent = _round(best, "decode", measure, counted=False) + _round(best, "decode", measure)
     if best[names[0]]["decode"] > SLOW:
         return ProgramChoice(names[0], "slow", best)
@@ -100,9 +100,9 @@ def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> Prog
 
 
 def _round(
-    best: dict[str, dict[Kind, float]],
-    kind: Kind,
-    measure: Callable[[str, Kind], float],
+    best: dict[str, dict[StepKind, float]],
+    kind: StepKind,
+    measure: Callable[[str, StepKind], float],
     *,
     counted: bool = True,
 ) -> float:

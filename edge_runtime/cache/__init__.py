@@ -6,12 +6,12 @@ tests/vectors/cache.
 
 from nearfar.edge_runtime.cache.pages import PageAllocator
 from nearfar.edge_runtime.cache.prefix import PrefixIndex, common_length
-from nearfar.edge_runtime.cache.sequences import Copy, Held, Sequence, SequenceTable
+from nearfar.edge_runtime.cache.sequences import Copy, HeldPages, Sequence, SequenceTable
 from nearfar.edge_runtime.cache.windows import Window
 
 __all__ = [
     "Copy",
-    "Held",
+    "HeldPages",
     "PageAllocator",
     "PrefixIndex",
     "Sequence",

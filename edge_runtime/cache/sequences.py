@@ -20,7 +20,7 @@ NO_SLOT = -1
 
 
 @dataclass
-class Held:
+class HeldPages:
     """The pages of one group that a sequence holds, for the columns `first` to `end` of its page table."""
 
     first: int = 0
@@ -48,7 +48,7 @@ class Sequence:
 
     slot: int
     tokens: list[int]
-    held: list[Held]
+    held: list[HeldPages]
     node: Node
     salt: str = ""
     computed: int = 0
@@ -385,12 +385,12 @@ class SequenceTable:
         for group, window in enumerate(self.windows):
             first = window.first_column(length)
             read = path[-1:] if window.stride else path[first:]
-            every.append(Held(first, [page for node in read if (page := node.pages[group]) is not None]))
+            every.append(HeldPages(first, [page for node in read if (page := node.pages[group]) is not None]))
         return self._add(
             slot, list(tokens[:length]), every, path[-1] if path else self.index.root(salt), salt
         )
 
-    def _add(self, slot: int, tokens: list[int], held: list[Held], node: Node, salt: str) -> Sequence:
+    def _add(self, slot: int, tokens: list[int], held: list[HeldPages], node: Node, salt: str) -> Sequence:
         for group, each in enumerate(held):
             for page in each.pages:
                 self._hold(group, page)
@@ -456,15 +456,15 @@ class SequenceTable:
             return None
         return self._node_at(sequence, length).pages[group]
 
-    def _held_at(self, sequence: Sequence, group: int, length: int) -> Held:
+    def _held_at(self, sequence: Sequence, group: int, length: int) -> HeldPages:
         """The pages of a group that a sequence with the first `length` tokens holds."""
         held, window = sequence.held[group], self.windows[group]
         if not window.stride:
-            return Held(
+            return HeldPages(
                 held.first if length else 0, held.pages[: max(window.columns(length) - held.first, 0)]
             )
         page = self._state_at(sequence, group, length) if length else None
-        return Held(window.first_column(length), [] if page is None else [page])
+        return HeldPages(window.first_column(length), [] if page is None else [page])
 
     def _publish(self, sequence: Sequence, column: int) -> None:
         """Enter a full page of each group that holds it into the index; a page that is already there replaces

@@ -20,10 +20,10 @@ from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.device_thread import DeviceThread, InFlight, NoRoom
 from nearfar.edge_runtime.engine.generation import Generation, event_of
 from nearfar.edge_runtime.engine.kernel_wait import KernelWait
-from nearfar.edge_runtime.engine.reading import Reading
+from nearfar.edge_runtime.engine.reading import PromptProgress
 from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, TokenEvent, outside
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
+from nearfar.edge_runtime.engine.scheduler import Scheduler, StepLimits
 from nearfar.edge_runtime.engine.steps import Done, Run, StepWriter
 from nearfar.edge_runtime.engine.warming import of_decode, run_each
 from nearfar.edge_runtime.progress import Ready, Teller
@@ -93,12 +93,12 @@ class EngineCore:
         windows, strides = zip(*((group.window, group.stride) for group in manifest.groups), strict=True)
         table = SequenceTable(pages, cache.page_size, cache.slots, windows, strides)
         self.context = table.longest(MAX_STEP, min(context or model.context_length, model.context_length))
-        self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
+        self.scheduler = Scheduler(table, StepLimits(tuple(buckets), min(rows, cache.slots), self.context))
         self._new_builder = partial(StepWriter, manifest, program, feed=pipelined)
         self._builder = self._new_builder()
         self._compiled: set[Run] = set()  # runs whose kernels are known to be compiled
         self.compiling = KernelWait()
-        self.reading = Reading()
+        self.reading = PromptProgress()
         self.warming: Callable[[int, int], None] = lambda done, total: None
         """Called with the number of plans that have run once, and the total."""
         self._lost_in_a_row = 0

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nearfar.edge_runtime.engine.scheduler import Step
+from nearfar.edge_runtime.engine.scheduler import ScheduledStep
 from nearfar.edge_runtime.engine.steps import Done, Launched, Run, Sampled, StepWork, finish, launch
 from nearfar.errors import OutOfMemory
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-InFlight = tuple[Step, Launched]
+InFlight = tuple[ScheduledStep, Launched]
 Turn = tuple[InFlight | None, list[Done]]
 """The step that is still in flight after a turn of the loop, and the steps that have been read."""
 
@@ -90,7 +90,7 @@ class DeviceThread:
         """Futures of the kernels that still have to be compiled for these runs."""
         return await self._run(partial(self._missing, runs))
 
-    async def turn(self, step: Step | None, work: StepWork | None, before: InFlight | None) -> Turn:
+    async def turn(self, step: ScheduledStep | None, work: StepWork | None, before: InFlight | None) -> Turn:
         """Queue the next step, then wait for the tokens of the one before."""
         return await self._run(partial(self._turn, step, work, before))
 
@@ -142,9 +142,9 @@ class DeviceThread:
         with self._guard():
             return [kernel for run in runs for kernel in self.executor.prepare(*run)]
 
-    def _turn(self, step: Step | None, work: StepWork | None, before: InFlight | None) -> Turn:
+    def _turn(self, step: ScheduledStep | None, work: StepWork | None, before: InFlight | None) -> Turn:
         self._ready()
-        read: list[tuple[Step, Launched, Sampled]] = []
+        read: list[tuple[ScheduledStep, Launched, Sampled]] = []
         try:
             with self._guard():
                 self._copy_pages()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from nearfar.edge_runtime.engine.requests import Request
 
 
-class Reading:
+class PromptProgress:
     """Counts the tokens that are read, and all tokens, of the prompts that wait for their first token."""
 
     def __init__(self) -> None:

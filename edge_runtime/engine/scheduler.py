@@ -18,7 +18,7 @@ MORE_ROOM = ", or give the cache more memory if the model allows it"
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """The limits of a step and of a sequence. `buckets` are the sizes of `step`, smallest first."""
 
     buckets: tuple[int, ...]
@@ -34,7 +34,7 @@ class Limits:
         """The smallest bucket that holds these rows."""
         return next(size for size in self.buckets if size >= rows)
 
-    def below(self, size: int) -> Limits | None:
+    def below(self, size: int) -> StepLimits | None:
         """The limits of steps smaller than a bucket; None if it is the smallest."""
         smaller = tuple(bucket for bucket in self.buckets if bucket < size)
         if not smaller:
@@ -71,7 +71,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduledStep:
     """One step: chunks in row order (None is one padding row), and the page copies to make before it.
 
     The first `fed` rows take their tokens from the sampler of the previous step.
@@ -100,7 +100,7 @@ class Scheduler:
     out, the request admitted last releases its pages and is computed again later.
     """
 
-    def __init__(self, table: SequenceTable, limits: Limits) -> None:
+    def __init__(self, table: SequenceTable, limits: StepLimits) -> None:
         self.table = table
         self.limits = limits
         self.waiting: deque[Request] = deque()
@@ -161,7 +161,7 @@ class Scheduler:
         self._copies.clear()
         self.table.forget()
 
-    def shrink(self, limits: Limits) -> None:
+    def shrink(self, limits: StepLimits) -> None:
         """Take smaller steps from now on; no step may be in flight. Requests that no longer fit in a step
         wait.
         """
@@ -169,11 +169,11 @@ class Scheduler:
         while len(self.running) > limits.max_logits:
             self._preempt(self.running[-1])
 
-    def put_back(self, step: Step) -> None:
+    def put_back(self, step: ScheduledStep) -> None:
         """Put back a planned step that does not run now; the next step makes its page copies."""
         self._copies[:0] = step.copies
 
-    def schedule(self, before: Step | None) -> Step | None:
+    def schedule(self, before: ScheduledStep | None) -> ScheduledStep | None:
         """Plan the next step. `before` is the step in flight whose tokens have not been read, if any.
 
         None: there is nothing to do, or nothing can be done before `before` has been read.
@@ -203,14 +203,14 @@ class Scheduler:
             return None
         rows = sum(chunk.count if chunk else 1 for chunk in chunks)
         fed = len(before.sampled) if before else 0
-        return Step(self.limits.bucket(rows), tuple(chunks), fed, self.take_copies())
+        return ScheduledStep(self.limits.bucket(rows), tuple(chunks), fed, self.take_copies())
 
     def take_copies(self) -> tuple[Copy, ...]:
         """Take the pending page copies; the caller must make them before anything else."""
         copies, self._copies = tuple(self._copies), []
         return copies
 
-    def queue(self, step: Step) -> None:
+    def queue(self, step: ScheduledStep) -> None:
         """Record that a step was given to the device: the next step is planned as if its rows
         were computed.
         """
@@ -221,7 +221,7 @@ class Scheduler:
                 self.record(chunk.request)
                 self._keep_border(chunk.request)
 
-    def publish(self, step: Step) -> None:
+    def publish(self, step: ScheduledStep) -> None:
         """Record that a step has been read: other requests may start from the pages that it filled."""
         for chunk in step.chunks:
             if chunk is not None and chunk.request.sequence is not None:
@@ -241,7 +241,7 @@ class Scheduler:
             if request.queued >= self.table.border(len(request.tokens)):
                 self.table.keep(request.sequence)
 
-    def _decode_rows(self, before: Step | None) -> list[Chunk | None] | None:
+    def _decode_rows(self, before: ScheduledStep | None) -> list[Chunk | None] | None:
         """One row for each request that decodes; rows fed by `before` keep the order of its logits rows."""
         ordered = before.sampled if before else []
         others = [r for r in self.running if r.remaining == 1 and r.generated > 0 and r not in ordered]
@@ -259,7 +259,7 @@ class Scheduler:
                 rows.append(Chunk(request, request.queued, 1, True))
         return [row for row in rows if row is None or row.request.sequence is not None]
 
-    def _make_room(self, request: Request, before: Step | None) -> bool:
+    def _make_room(self, request: Request, before: ScheduledStep | None) -> bool:
         """Reserve the request's next position; requests admitted later may lose their pages for it.
 
         False: `before` must be read first.
@@ -301,7 +301,7 @@ class Scheduler:
             self.table.release(request.sequence)
             request.sequence = None
 
-    def _prefill_wanted(self, before: Step | None, decoding: int) -> list[Request]:
+    def _prefill_wanted(self, before: ScheduledStep | None, decoding: int) -> list[Request]:
         """Running requests with positions left to compute, and as many waiting ones as can be admitted beside
         `decoding` decode rows.
         """
@@ -436,7 +436,7 @@ class Scheduler:
         assert request.sequence is not None
 
 
-def _better_together(before: Step, chunks: Seq[Chunk | None]) -> bool:
+def _better_together(before: ScheduledStep, chunks: Seq[Chunk | None]) -> bool:
     """Whether a step should wait for `before`, because it has only constrained requests to decode.
 
     Constrained requests in `before` can join it once `before` has been read; otherwise the two groups would

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.cache import Copy, Held, Sequence, common_length
+from nearfar.edge_runtime.cache import Copy, HeldPages, Sequence, common_length
 from nearfar.edge_runtime.engine.requests import Constraint, Request, RowScores, ScoredRow
 from nearfar.edge_runtime.engine.row_scores import row_scores
-from nearfar.edge_runtime.engine.scheduler import Step
+from nearfar.edge_runtime.engine.scheduler import ScheduledStep
 from nearfar.errors import DeviceError, NearfarError, RequestError
 from nearfar.format.buffers import page_table
 from nearfar.format.manifest import Manifest, Program
@@ -112,7 +112,7 @@ class Launched:
 class Done:
     """A step that has been read. The tokens of `refused` requests have no meaning."""
 
-    step: Step
+    step: ScheduledStep
     sampled: Sampled
     refused: Refused
 
@@ -121,7 +121,7 @@ class Done:
 class _SlotState:
     """The contents of a slot's rows on the device, so that only changes are written."""
 
-    held: list[Held]
+    held: list[HeldPages]
     owner: Sequence | None = None
     biased: bool = False
     constrained: bool = False
@@ -133,7 +133,7 @@ class StepWriter:
     def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:
         self._model = manifest.model
         groups = len(manifest.groups)
-        self._slots = [_SlotState([Held() for _ in range(groups)]) for _ in range(manifest.cache.slots)]
+        self._slots = [_SlotState([HeldPages() for _ in range(groups)]) for _ in range(manifest.cache.slots)]
         self._sizes = {name: sorted(f.size for f in buckets) for name, buckets in program.functions.items()}
         self._feed = feed
         self._words = (manifest.model.vocab_size + 31) // 32
@@ -151,7 +151,7 @@ class StepWriter:
             Write("allowed", np.full((slots, self._words), EVERY, np.uint32)),
         ]
 
-    def build(self, step: Step) -> StepWork:
+    def build(self, step: ScheduledStep) -> StepWork:
         """Build the work of a step. Call this in the order in which steps run, before their rows count as
         queued.
         """
@@ -167,7 +167,7 @@ class StepWriter:
             self._sampler(work, step)
         return work
 
-    def runs(self, step: Step) -> tuple[Run, ...]:
+    def runs(self, step: ScheduledStep) -> tuple[Run, ...]:
         """The functions of a step with their buckets, in order: `step`, `greedy` or `sample`,
         and `logprobs`.
         """
@@ -186,10 +186,10 @@ class StepWriter:
         longest = max(map(len, self._sizes.values()))
         return [(n, self._sizes[n][i]) for i in range(longest) for n in names if i < len(self._sizes[n])]
 
-    def idle(self, run: Run) -> tuple[Step, StepWork]:
+    def idle(self, run: Run) -> tuple[ScheduledStep, StepWork]:
         """A step of padding rows that runs a function in one bucket; no request reads its results."""
         name, size = run
-        step = Step(size if name == "step" else self._sizes["step"][0], (), 0, ())
+        step = ScheduledStep(size if name == "step" else self._sizes["step"][0], (), 0, ())
         work = self.build(step)
         if name != "step":
             ints, floats = _no_sampling()
@@ -200,7 +200,7 @@ class StepWriter:
             work.logprobs_size = size if name == "logprobs" else 0
         return step, work
 
-    def _rows(self, step: Step) -> list[Write]:
+    def _rows(self, step: ScheduledStep) -> list[Write]:
         tokens = np.zeros(step.size, np.int32)
         positions = np.full(step.size, -1, np.int32)
         slots = np.zeros(step.size, np.int32)
@@ -260,7 +260,7 @@ class StepWriter:
             known.first, known.pages = held.first, list(held.pages)
         return writes
 
-    def _sampler(self, work: StepWork, step: Step) -> None:
+    def _sampler(self, work: StepWork, step: ScheduledStep) -> None:
         requests = step.sampled
         work.sampled = len(requests)
         sizes = dict(self.runs(step))
@@ -370,7 +370,7 @@ def _embedded(rows: Array) -> Sampled:
     return Sampled(np.where(finite, 0, -1).astype(np.int32), embeddings=rows)
 
 
-def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
+def finish(step: ScheduledStep, launched: Launched, sampled: Sampled) -> Done:
     """The results of a step: constraints accept their tokens, and requests without a token are refused."""
     refused = dict(launched.refused)
     for (request, _), scores in zip(step.scored, sampled.scores, strict=True):

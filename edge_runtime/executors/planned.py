@@ -46,7 +46,7 @@ def seconds(before: Stamps, after: Stamps, tick: float, bits: int = 64) -> tuple
 
 
 @dataclass(frozen=True)
-class Shape:
+class BufferShape:
     """The shape and dtype of a named buffer. Rows are counted by the first axis."""
 
     extents: tuple[int, ...]
@@ -66,7 +66,7 @@ class Shape:
         return (count, *self.extents[1:])
 
 
-class Layout:
+class ProgramLayout:
     """Resolves the names in a program's plans for the settings' pages and positions: shapes, caches,
     launches.
     """
@@ -76,14 +76,14 @@ class Layout:
         self._quantized = quantized_pages.quantized(artifact.manifest, program)
         stored = {b.name: names.stored(b, program.kv_dtype) for b in artifact.manifest.buffers}
         self.buffers = {
-            name: Shape(self.extents(shape), np.dtype(dtype)) for name, (dtype, shape) in stored.items()
+            name: BufferShape(self.extents(shape), np.dtype(dtype)) for name, (dtype, shape) in stored.items()
         }
 
     def extents(self, shape: Sequence[Dim]) -> tuple[int, ...]:
         """A shape with its named dimensions replaced by numbers."""
         return names.sized(shape, self._settings.context, self._settings.pages)
 
-    def buffer(self, name: str) -> Shape:
+    def buffer(self, name: str) -> BufferShape:
         """The shape of a buffer; ArtifactError if the artifact does not have it."""
         if name not in self.buffers:
             raise ArtifactError(f"the artifact has no buffer {name!r}")
@@ -94,14 +94,16 @@ class Layout:
         shape = self.buffer(buffer)
         return place(buffer, shape.extents, shape.dtype, data, row, column) * data.itemsize
 
-    def caches(self, group: int) -> dict[str, Shape]:
+    def caches(self, group: int) -> dict[str, BufferShape]:
         """The buffers of the caches of a group, with one row for each page."""
         own = (each for each in enumerate(self._artifact.manifest.caches) if each[1].group == group)
         return {
             name: self.buffer(name) for index, cache in own for name in names.of_cache(index, cache.parts)
         }
 
-    def check_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> dict[str, Shape]:
+    def check_pages(
+        self, group: int, pages: Sequence[int], content: Mapping[str, Array]
+    ) -> dict[str, BufferShape]:
         """The float caches of a group. ValueError unless `content` has all of them for the pages."""
         caches = self.caches(group)
         check_pages(content, {name: (shape.rows(len(pages)), shape.dtype) for name, shape in caches.items()})

@@ -4,6 +4,6 @@ Importing this imports no grammar library: llguidance is loaded by the first req
 """
 
 from nearfar.edge_runtime.grammars.bounded import BoundedCache, key_of
-from nearfar.edge_runtime.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar
+from nearfar.edge_runtime.grammars.grammar import Grammar
 
-__all__ = ["MAX_GRAMMAR_BYTES", "BoundedCache", "Grammar", "key_of"]
+__all__ = ["BoundedCache", "Grammar", "key_of"]

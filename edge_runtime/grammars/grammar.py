@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MAX_GRAMMAR_BYTES = 64 << 10
-"""The most bytes of a grammar's text."""
-
 
 @dataclass(frozen=True)
 class Grammar:

@@ -9,7 +9,7 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import FinishReason, TokenLogprob, TopLogprob
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.text.stream import TextStream
-from nearfar.edge_runtime.tools.parts import Part, PartReader
+from nearfar.edge_runtime.tools.parts import AnswerPart, PartReader
 
 
 class AnswerText:
@@ -62,10 +62,10 @@ class AnswerText:
         else:
             parts = reader.finish(text, cut=finish == "length")
             finish = "tool_calls" if finish == "stop" and reader.called else finish
-        made = [self._of(part) for part in parts or [Part()]]
+        made = [self._of(part) for part in parts or [AnswerPart()]]
         made[0] = replace(made[0], logprobs=piece.logprobs, tokens=piece.tokens, offsets=piece.offsets)
         made[-1] = replace(made[-1], finish=finish, stopped_by=piece.stopped_by)
         return made
 
-    def _of(self, part: Part) -> Piece:
+    def _of(self, part: AnswerPart) -> Piece:
         return Piece(self._index, part.text, part.reasoning, (part.call,) if part.call else ())

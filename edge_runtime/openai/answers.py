@@ -21,7 +21,7 @@ from nearfar.edge_runtime.tools.parts import PartReader
 P = TypeVar("P", covariant=True)
 
 
-class Answer:
+class AnswerChoice:
     """One choice of a response.
 
     `context`: the tokens that its text continues. `reader`: splits its text (chat).
@@ -92,7 +92,7 @@ class Answer:
         return (self._text.logprob(event.token, event.logprob, top),)
 
 
-class Source(Protocol[P]):
+class PieceSource(Protocol[P]):
     """An object that yields pieces."""
 
     def pieces(self) -> AsyncGenerator[P, None]:
@@ -104,7 +104,7 @@ BEHIND = 64
 """The most pieces that wait for the reader of several answers."""
 
 
-async def merge(answers: Seq[Source[P]]) -> AsyncGenerator[P, None]:
+async def merge(answers: Seq[PieceSource[P]]) -> AsyncGenerator[P, None]:
     """Yield the pieces of several answers as they arrive."""
     if len(answers) == 1:
         async with aclosing(answers[0].pieces()) as pieces:
@@ -114,7 +114,7 @@ async def merge(answers: Seq[Source[P]]) -> AsyncGenerator[P, None]:
     # The queue is short: for a slow reader, answers wait as tokens, which take less memory than pieces.
     queue: asyncio.Queue[P | Exception | None] = asyncio.Queue(BEHIND)
 
-    async def pump(answer: Source[P]) -> None:
+    async def pump(answer: PieceSource[P]) -> None:
         try:
             async for piece in answer.pieces():
                 await queue.put(piece)

@@ -19,7 +19,7 @@ from nearfar.edge_runtime.openai.completions import Completions
 from nearfar.edge_runtime.openai.context import ContextPolicy, check_policy
 from nearfar.edge_runtime.openai.decisions import Asked, Decision, decide
 from nearfar.edge_runtime.openai.embeddings import Embeddings
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.responses.create import Responses
 from nearfar.edge_runtime.progress import Tell, Teller
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
@@ -27,7 +27,7 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 
 
-class AsyncEngine(Loaded):
+class AsyncEngine(LoadedModel):
     """A model on a device. All requests share its cache and its steps."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.context import check_policy, fit_context
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.parameters import (
     ChatParams,
@@ -29,11 +29,11 @@ from nearfar.edge_runtime.openai.records import (
     ChatCompletion,
     ChatCompletionChunk,
     Choice,
+    ChoiceDelta,
+    ChoiceLogprobs,
     ChunkChoice,
-    Delta,
-    Logprobs,
 )
-from nearfar.edge_runtime.openai.response import Response
+from nearfar.edge_runtime.openai.response import RunningResponse
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.parts import PartReader
@@ -43,14 +43,14 @@ from nearfar.edge_runtime.tools.reading import AnswerReader
 class Chat:
     """`engine.chat`."""
 
-    def __init__(self, engine: Loaded) -> None:
+    def __init__(self, engine: LoadedModel) -> None:
         self.completions = ChatCompletions(engine)
 
 
 class ChatCompletions:
     """`engine.chat.completions`."""
 
-    def __init__(self, engine: Loaded) -> None:
+    def __init__(self, engine: LoadedModel) -> None:
         self._engine = engine
 
     @overload
@@ -79,7 +79,7 @@ class ChatCompletions:
             return AsyncStream(_chat_chunks(response, usage), response.aclose)
         return await _chat_whole(response)
 
-    async def start(self, messages: Seq[Mapping[str, Any]], params: ChatParams) -> Response:
+    async def start(self, messages: Seq[Mapping[str, Any]], params: ChatParams) -> RunningResponse:
         """Check a request, and start its answers."""
         sampling = chat_sampling(params, self._engine.manifest.sampling)
         n = choices(params)
@@ -102,29 +102,29 @@ class ChatCompletions:
             return PartReader(reader)
 
         context = fitted.tokens if goes_on else ()
-        return await Response.start(engine, "chatcmpl", fitted, context, sampling, n, grammar, reading)
+        return await RunningResponse.start(engine, "chatcmpl", fitted, context, sampling, n, grammar, reading)
 
 
-async def _chat_whole(response: Response) -> ChatCompletion:
+async def _chat_whole(response: RunningResponse) -> ChatCompletion:
     made = [
         Choice(
             one.index,
             message_of(one),
             one.finish or "length",
-            Logprobs(list(one.logprobs)) if one.logprobs else None,
+            ChoiceLogprobs(list(one.logprobs)) if one.logprobs else None,
         )
         for one in await response.collect()
     ]
     return ChatCompletion(**response.head, choices=made, **response.tail)
 
 
-async def _chat_chunks(response: Response, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+async def _chat_chunks(response: RunningResponse, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     head = response.head
     for answer in response.answers:
-        yield ChatCompletionChunk(**head, choices=[ChunkChoice(answer.index, Delta("", "assistant"))])
+        yield ChatCompletionChunk(**head, choices=[ChunkChoice(answer.index, ChoiceDelta("", "assistant"))])
     async with aclosing(merge(response.answers)) as pieces:
         async for piece in pieces:
-            logprobs = Logprobs(list(piece.logprobs)) if piece.logprobs else None
+            logprobs = ChoiceLogprobs(list(piece.logprobs)) if piece.logprobs else None
             delta = delta_of(piece)
             yield ChatCompletionChunk(
                 **head, choices=[ChunkChoice(piece.index, delta, piece.finish, logprobs)]

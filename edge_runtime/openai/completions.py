@@ -9,7 +9,7 @@ from typing import Literal, Unpack, overload
 
 from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.context import Fitted
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.parameters import (
     CompletionParams,
     Echo,
@@ -24,7 +24,7 @@ from nearfar.edge_runtime.openai.parameters import (
 )
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import Completion, CompletionChoice, CompletionLogprobs
-from nearfar.edge_runtime.openai.response import Response
+from nearfar.edge_runtime.openai.response import RunningResponse
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.text.beside import beside
 
@@ -32,7 +32,7 @@ from nearfar.edge_runtime.text.beside import beside
 class Completions:
     """`engine.completions`."""
 
-    def __init__(self, engine: Loaded) -> None:
+    def __init__(self, engine: LoadedModel) -> None:
         self._engine = engine
 
     @overload
@@ -62,7 +62,7 @@ class Completions:
         else:
             tokens = token_prompt(prompt)
         whole = Fitted(tokens, None)
-        response = await Response.start(self._engine, "cmpl", whole, tokens, sampling, n, grammar)
+        response = await RunningResponse.start(self._engine, "cmpl", whole, tokens, sampling, n, grammar)
         if echo := asked_echo(params):
             text = prompt if isinstance(prompt, str) else self._engine.codec.decode(tokens)
             for answer in response.answers:
@@ -72,7 +72,7 @@ class Completions:
         return await _completion_whole(response)
 
 
-async def _completion_whole(response: Response) -> Completion:
+async def _completion_whole(response: RunningResponse) -> Completion:
     made = [
         CompletionChoice(one.index, one.text, one.finish or "length", _parallel(one))
         for one in await response.collect()
@@ -80,7 +80,7 @@ async def _completion_whole(response: Response) -> Completion:
     return Completion(**response.head, choices=made, **response.tail)
 
 
-async def _completion_chunks(response: Response, usage: bool) -> AsyncGenerator[Completion, None]:
+async def _completion_chunks(response: RunningResponse, usage: bool) -> AsyncGenerator[Completion, None]:
     async with aclosing(merge(response.answers)) as pieces:
         async for piece in pieces:
             choice = CompletionChoice(piece.index, piece.text, piece.finish, _parallel(piece))

@@ -11,7 +11,7 @@ from typing import Any
 
 from nearfar.edge_runtime.engine.scoring import score
 from nearfar.edge_runtime.openai.label_odds import label_odds
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.parameters import template_variables, token_prompt
 from nearfar.edge_runtime.openai.prompts import END, ChatEncoder
@@ -65,7 +65,7 @@ class Decision(Record):
 
 
 async def decide(
-    engine: Loaded,
+    engine: LoadedModel,
     prompt: Asked,
     labels: Seq[str] | None = None,
     *,
@@ -120,7 +120,7 @@ def checked_labels(labels: object, values: object = None) -> list[str]:
 
 
 async def _encoded(
-    engine: Loaded, prompt: Asked, labels: Seq[str], variables: dict[str, Any]
+    engine: LoadedModel, prompt: Asked, labels: Seq[str], variables: dict[str, Any]
 ) -> tuple[list[int], list[list[int]]]:
     """The tokens of a prompt, and of each label after it."""
     codec = engine.codec

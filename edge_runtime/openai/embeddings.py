@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.parameters import check_model, token_prompt
-from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, Embedding, EmbeddingUsage
+from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, EmbeddingUsage, InputEmbedding
 from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_INPUTS
@@ -22,7 +22,7 @@ Vector = npt.NDArray[np.float32]
 class Embeddings:
     """`engine.embeddings`."""
 
-    def __init__(self, engine: Loaded) -> None:
+    def __init__(self, engine: LoadedModel) -> None:
         self._engine = engine
 
     async def create(
@@ -58,7 +58,7 @@ class Embeddings:
         )
         vectors = await engine.core.embed_all(texts)
         made = [
-            Embedding(index, written(unit(vector, dimensions), encoding_format == "base64"))
+            InputEmbedding(index, written(unit(vector, dimensions), encoding_format == "base64"))
             for index, vector in enumerate(vectors)
         ]
         count = sum(map(len, texts))

@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES, Grammar
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
+from nearfar.format.requests import MAX_GRAMMAR_BYTES
+from nearfar.json_size import json_bytes
 from nearfar.suggestions import advised
 
 PARAM = "response_format"
@@ -63,19 +65,20 @@ def _schema(given: object) -> str:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise _error(f"json_schema.schema is not JSON: {error}") from error
-    return _small(text)
+    _small(json_bytes(schema))
+    return text
 
 
 def _text(kind: str, given: object) -> str:
     if not isinstance(given, str) or not given:
         raise _error(f"of type {kind!r} needs the field {kind!r}, a string that is not empty")
-    return _small(given)
+    _small(len(given.encode(errors="replace")))
+    return given
 
 
-def _small(text: str) -> str:
-    if len(text.encode(errors="replace")) > MAX_GRAMMAR_BYTES:
-        raise _error(f"takes at most {MAX_GRAMMAR_BYTES:,} bytes, not {len(text):,}")
-    return text
+def _small(size: int) -> None:
+    if size > MAX_GRAMMAR_BYTES:
+        raise _error(f"takes at most {MAX_GRAMMAR_BYTES:,} bytes, not {size:,}")
 
 
 def _error(what: str) -> RequestError:

@@ -16,7 +16,7 @@ from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.requests import Request, ScoredRow
 from nearfar.edge_runtime.engine.scoring import NOTHING_SAMPLED, score
 from nearfar.edge_runtime.openai.label_odds import label_odds
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import Record
@@ -67,22 +67,8 @@ class ReadPrompt:
         await self._reading.aclose()
 
 
-async def knowledge(
-    engine: Loaded,
-    messages: Seq[Mapping[str, Any]],
-    *,
-    ask: bool = True,
-    tokens: Seq[int] = (),
-    variables: Mapping[str, Any] | None = None,
-) -> Knowledge:
-    """Return what the model shows about a conversation; parameters are those of `read_prompt`."""
-    read = await read_prompt(engine, messages, ask=ask, tokens=tokens, variables=variables)
-    await read.release()
-    return read.knowledge
-
-
 async def read_prompt(
-    engine: Loaded,
+    engine: LoadedModel,
     messages: Seq[Mapping[str, Any]],
     *,
     ask: bool = True,
@@ -120,7 +106,7 @@ async def read_prompt(
 
 
 async def _sure(
-    engine: Loaded, given: Seq[Mapping[str, Any]], variables: Mapping[str, Any] | None
+    engine: LoadedModel, given: Seq[Mapping[str, Any]], variables: Mapping[str, Any] | None
 ) -> float | None:
     """The log-odds of Yes, as the user's next words after the conversation; None if it does not fit."""
     last = given[-1]

@@ -9,7 +9,7 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.format.manifest import Manifest
 
 
-class Loaded:
+class LoadedModel:
     """A model whose requests share its cache and its steps."""
 
     def __init__(

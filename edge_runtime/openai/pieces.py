@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from nearfar.edge_runtime.openai.records import (
-    Delta,
+    ChoiceDelta,
     FinishReason,
     FunctionCall,
     FunctionDelta,
@@ -78,10 +78,10 @@ def message_of(piece: Piece) -> Message:
     )
 
 
-def delta_of(piece: Piece) -> Delta:
+def delta_of(piece: Piece) -> ChoiceDelta:
     """The delta of a chunk with this piece."""
-    calls = [_call_delta(call) for call in piece.tool_calls]
-    return Delta(piece.text or None, reasoning_content=piece.reasoning or None, tool_calls=calls or None)
+    calls = [_call_delta(call) for call in piece.tool_calls] or None
+    return ChoiceDelta(piece.text or None, reasoning_content=piece.reasoning or None, tool_calls=calls)
 
 
 def _call_delta(call: CallPart) -> ToolCallDelta:

@@ -81,7 +81,7 @@ def _bare(item: TokenLogprob | TopLogprob) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Logprobs(Record):
+class ChoiceLogprobs(Record):
     """Log-probabilities of a chat answer."""
 
     content: list[TokenLogprob]
@@ -145,7 +145,7 @@ class Choice(Record):
     index: int
     message: Message
     finish_reason: FinishReason
-    logprobs: Logprobs | None = None
+    logprobs: ChoiceLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class ChatCompletion(Record):
 
 
 @dataclass(frozen=True)
-class Delta(Record):
+class ChoiceDelta(Record):
     """A chunk's addition to an answer."""
 
     content: str | None = None
@@ -176,9 +176,9 @@ class ChunkChoice(Record):
     """A piece of one answer."""
 
     index: int
-    delta: Delta
+    delta: ChoiceDelta
     finish_reason: FinishReason | None = None
-    logprobs: Logprobs | None = None
+    logprobs: ChoiceLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Completion(Record):
 
 
 @dataclass(frozen=True)
-class Embedding(Record):
+class InputEmbedding(Record):
     """The embedding of one input: float32 values of L2 length 1, or base64 of them."""
 
     index: int
@@ -248,7 +248,7 @@ class EmbeddingUsage(Record):
 class CreateEmbeddingResponse(Record):
     """Embeddings, in the order of the inputs."""
 
-    data: list[Embedding]
+    data: list[InputEmbedding]
     model: str
     usage: EmbeddingUsage
     object: Literal["list"] = "list"

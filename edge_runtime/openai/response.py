@@ -12,29 +12,29 @@ from typing import Any
 
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.grammars import Grammar
-from nearfar.edge_runtime.openai.answers import Answer, merge
+from nearfar.edge_runtime.openai.answers import AnswerChoice, merge
 from nearfar.edge_runtime.openai.context import Fitted
-from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.loaded import LoadedModel
 from nearfar.edge_runtime.openai.pieces import Piece, joined
 from nearfar.edge_runtime.openai.records import PromptTokensDetails, Usage
 from nearfar.edge_runtime.tools.parts import PartReader
 
 
 @dataclass(frozen=True)
-class Response:
+class RunningResponse:
     """The fields that all chunks of a response share, and its answers."""
 
     id: str
     created: int
     model: str
-    answers: list[Answer]
+    answers: list[AnswerChoice]
     left_out: int | None
     """Messages that the context policy left out; None if none."""
 
     @classmethod
     async def start(
         cls,
-        engine: Loaded,
+        engine: LoadedModel,
         kind: str,
         prompt: Fitted,
         context: Seq[int],
@@ -42,7 +42,7 @@ class Response:
         n: int,
         grammar: Grammar | None,
         reading: Callable[[], PartReader] | None = None,
-    ) -> Response:
+    ) -> RunningResponse:
         """Start the requests of a response.
 
         `context`: tokens that the text of the answers continues. `reading`: makes the reader that splits an
@@ -60,7 +60,9 @@ class Response:
             generation = engine.core.generate(prompt.tokens, replace(sampling, seed=seed), constraints[index])
             reader = reading() if reading else None
             answers.append(
-                Answer(index, generation, engine.codec, sampling.stop, context, constraints[index], reader)
+                AnswerChoice(
+                    index, generation, engine.codec, sampling.stop, context, constraints[index], reader
+                )
             )
         name = engine.manifest.model.name
         return cls(f"{kind}-{secrets.token_hex(12)}", int(time.time()), name, answers, prompt.left_out)

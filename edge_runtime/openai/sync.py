@@ -36,7 +36,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 
-class Loop:
+class LoopThread:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
@@ -97,7 +97,9 @@ class Stream(Generic[Item]):
     Ctrl-C in it.
     """
 
-    def __init__(self, loop: Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
+    def __init__(
+        self, loop: LoopThread, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]
+    ) -> None:
         self._loop = loop
         self._items = items
         self._turn = asyncio.Lock()
@@ -152,7 +154,7 @@ class Engine:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.asynchronous = engine
-        self._loop = Loop()
+        self._loop = LoopThread()
         self._closed = False
         self.chat = _Chat(self._loop, engine)
         self.completions = _Completions(self._loop, engine)
@@ -160,7 +162,7 @@ class Engine:
         self.responses = _Responses(self._loop, engine)
 
     @property
-    def loop(self) -> Loop:
+    def loop(self) -> LoopThread:
         """The loop that runs the asynchronous engine; the engine may be used only there."""
         return self._loop
 
@@ -252,14 +254,14 @@ class Engine:
 class _Chat:
     """`engine.chat`."""
 
-    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: LoopThread, engine: AsyncEngine) -> None:
         self.completions = _ChatCompletions(loop, engine)
 
 
 class _ChatCompletions:
     """`engine.chat.completions`."""
 
-    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: LoopThread, engine: AsyncEngine) -> None:
         self._loop, self._engine = loop, engine
 
     @overload
@@ -285,7 +287,7 @@ class _ChatCompletions:
 class _Completions:
     """`engine.completions`."""
 
-    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: LoopThread, engine: AsyncEngine) -> None:
         self._loop, self._engine = loop, engine
 
     @overload
@@ -307,7 +309,7 @@ class _Completions:
 class _Responses:
     """`engine.responses`."""
 
-    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: LoopThread, engine: AsyncEngine) -> None:
         self._loop, self._engine = loop, engine
 
     @overload
@@ -341,7 +343,7 @@ class _Responses:
 class _Embeddings:
     """`engine.embeddings`."""
 
-    def __init__(self, loop: Loop, engine: AsyncEngine) -> None:
+    def __init__(self, loop: LoopThread, engine: AsyncEngine) -> None:
         self._loop, self._engine = loop, engine
 
     def create(
@@ -363,7 +365,7 @@ class _Embeddings:
 
 def _run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a new loop, even if the caller is already inside one (a notebook)."""
-    loop = Loop()
+    loop = LoopThread()
     try:
         return loop.run(coroutine)
     finally:

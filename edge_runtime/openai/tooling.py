@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -12,6 +11,7 @@ from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.edge_runtime.tools.parameters import check_parameters
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_TOOLS, MAX_TOOLS_BYTES
+from nearfar.json_size import json_bytes
 from nearfar.suggestions import advised
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -37,11 +37,11 @@ def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RequestError(f"tools has two of the name {twice!r}: give each its own", "tools")
     try:
-        size = len(json.dumps(made, allow_nan=False))
+        size = json_bytes(made)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"tools is not JSON: {error}", "tools") from error
     if size > MAX_TOOLS_BYTES:
-        raise RequestError(f"tools takes at most {MAX_TOOLS_BYTES:,} bytes, not {size:,}", "tools")
+        raise RequestError(f"tools takes at most {MAX_TOOLS_BYTES:,} bytes of JSON, not {size:,}", "tools")
     return made
 
 

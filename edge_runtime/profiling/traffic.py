@@ -13,7 +13,7 @@ from nearfar.edge_runtime.artifact.budget import cache_bytes, cache_page_bytes
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.format import buffers as names
 from nearfar.format.consistency import DTYPE_BYTES
-from nearfar.format.manifest import Buffer, Function, Param, Program
+from nearfar.format.manifest import Buffer, Function, KernelParam, Program
 from nearfar.format.plans import Launch
 from nearfar.format.sizes import pages_for
 from nearfar.step.model import op_of, param_of
@@ -143,5 +143,5 @@ def _is_value(arg: str) -> bool:
     return arg.startswith("workspace:")
 
 
-def _bytes(param: Param) -> int:
+def _bytes(param: KernelParam) -> int:
     return DTYPE_BYTES[param.dtype] * math.prod(extent for extent in param.shape if isinstance(extent, int))

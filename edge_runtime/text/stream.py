@@ -69,7 +69,7 @@ class Detokenizer:
             if before > 0 and tail.endswith(held) and "\ufffd" not in tail[:before]:
                 self._window, self._given = self._window[-size:], before
                 return
-        if len(self._window) >= self.MOST:  # so many bytes make no character
+        if len(self._window) >= self.MOST:  # a character has fewer bytes
             self._window = self._window[-self.KEEP :]
             sure = self._window[:-3] if self._open > 3 else self._window
             self._given = max(len(self._codec.decode(sure)) - (len(held) if self._open <= 3 else 0), 0)

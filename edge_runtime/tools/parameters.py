@@ -6,12 +6,13 @@ objects.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nearfar.errors import RequestError
 from nearfar.format.keywords import ANNOTATIONS, DEFINITIONS, MOST_REFERENCES
+from nearfar.format.requests import MAX_SCHEMAS_BYTES
+from nearfar.json_size import json_bytes
 
 Schema = Mapping[str, Any]
 _ANY_OBJECT: Schema = {"type": "object"}
@@ -20,15 +21,13 @@ _BESIDE = {"$ref", *DEFINITIONS, "title", "description", "default", "examples", 
 
 _NAMED = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
 """Keywords whose value has names of the schema's author, each with a schema."""
-MAX_SCHEMAS_BYTES = 64 << 10
-"""The most bytes of the schemas of all tools that an answer may call, without descriptions and other
-annotations: a grammar is compiled from them.
-"""
+_VALUES = ("const", "enum")
+"""Keywords whose value is not a schema."""
 
 
 def check_schemas(tools: Iterable[Mapping[str, Any]]) -> None:
     """Raise RequestError for tools whose schemas have more than MAX_SCHEMAS_BYTES together."""
-    size = sum(_bare_bytes(tool["function"].get("parameters")) for tool in tools)
+    size = sum(json_bytes(_bare(tool["function"].get("parameters"))) for tool in tools)
     if size > MAX_SCHEMAS_BYTES:
         raise RequestError(
             f"tools: their schemas have {size:,} bytes without descriptions, and a grammar takes at most "
@@ -37,22 +36,20 @@ def check_schemas(tools: Iterable[Mapping[str, Any]]) -> None:
         )
 
 
-def _bare_bytes(schema: Any) -> int:
-    """About the bytes of a schema as JSON without annotations."""
+def _bare(schema: Any) -> Any:
+    """A schema without annotations."""
     if isinstance(schema, list):
-        return 2 + sum(map(_bare_bytes, schema))
+        return [_bare(one) for one in schema]
     if not isinstance(schema, Mapping):
-        return len(json.dumps(schema))
-    total = 2
-    for key, value in schema.items():
-        if key in ANNOTATIONS or key.startswith("x-"):
-            continue
-        total += len(key) + 4
-        if key in _NAMED and isinstance(value, Mapping):
-            total += sum(len(name) + 4 + _bare_bytes(one) for name, one in value.items())
-        else:
-            total += len(json.dumps(value)) if key in ("const", "enum") else _bare_bytes(value)
-    return total
+        return schema
+    kept = {key: value for key, value in schema.items() if key not in ANNOTATIONS and key[:2] != "x-"}
+    return {key: value if key in _VALUES else _bare_part(key, value) for key, value in kept.items()}
+
+
+def _bare_part(key: str, value: Any) -> Any:
+    if key in _NAMED and isinstance(value, Mapping):
+        return {name: _bare(one) for name, one in value.items()}
+    return _bare(value)
 
 
 def check_parameters(where: str, schema: Schema) -> None:

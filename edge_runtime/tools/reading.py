@@ -10,7 +10,7 @@ from typing import Any, Literal
 from nearfar.edge_runtime.tools.calls import BLANKS, Call, begun_call, calls_in
 from nearfar.edge_runtime.tools.loose import Opening, Unsure, candidates, following, opening
 from nearfar.edge_runtime.tools.nesting import Nesting
-from nearfar.edge_runtime.tools.streaming import Head, head_in, streamed
+from nearfar.edge_runtime.tools.streaming import CallHead, head_in, streamed
 from nearfar.format.answers import AnswerFormat
 
 
@@ -175,7 +175,7 @@ class AnswerReader:
             self._held = self._held[found:]
             self._kind, self._loosely, self._strip, self._fresh = "text", None, True, True
 
-    def _head(self, marks: Seq[str]) -> Head | None:
+    def _head(self, marks: Seq[str]) -> CallHead | None:
         """The head of the call with which the held text begins, if the call can be streamed."""
         calls = self._calls
         if calls is None or not streamed(calls, self._mark) or self._after == "call":

@@ -14,7 +14,7 @@ _BLANK = f"[{BLANKS}]*"
 
 
 @dataclass(frozen=True)
-class Head:
+class CallHead:
     """The text before the arguments of a call: its name, whether it began a list, and where it ends."""
 
     name: str
@@ -31,7 +31,7 @@ def streamed(form: CallFormat, mark: str) -> bool:
     return form.spelling is None and (mark.endswith(form.begin) if mark else bool(form.bare))
 
 
-def head_in(text: str, form: CallFormat, names: Collection[str], *, more: bool) -> Head | None:
+def head_in(text: str, form: CallFormat, names: Collection[str], *, more: bool) -> CallHead | None:
     """The head of the call with which a text begins; `more`: it follows another call of a list.
 
     None: it is not complete, or is not in the form that models are told to write.
@@ -39,7 +39,7 @@ def head_in(text: str, form: CallFormat, names: Collection[str], *, more: bool) 
     found = _pattern(form, more).match(text)
     if found is None or found["name"] not in names:
         return None
-    return Head(found["name"], bool(found["list"]), found.end())
+    return CallHead(found["name"], bool(found["list"]), found.end())
 
 
 @functools.lru_cache(maxsize=64)

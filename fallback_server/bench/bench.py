@@ -10,7 +10,7 @@ from typing import Any
 from nearfar.fallback_server.bench import load, prompts, traces
 from nearfar.fallback_server.bench.calibrate import Calibrated, look
 from nearfar.fallback_server.bench.client import Ask, Client, Outcome
-from nearfar.fallback_server.bench.figures import Level, level
+from nearfar.fallback_server.bench.figures import LevelFigures, level
 from nearfar.fallback_server.bench.options import BenchOptions
 from nearfar.fallback_server.bench.traces import Item
 from nearfar.version import __version__
@@ -31,12 +31,12 @@ class BenchPlan:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """The results of a run."""
 
     options: BenchOptions
     server: Calibrated
-    levels: tuple[Level, ...]
+    levels: tuple[LevelFigures, ...]
     interrupted: bool
 
     def record(self) -> dict[str, Any]:
@@ -69,19 +69,19 @@ class Watcher:
     def done(self, outcome: Outcome) -> None:
         """Called when a request has ended."""
 
-    def ended(self, figures: Level) -> None:
+    def ended(self, figures: LevelFigures) -> None:
         """Called when a level has ended."""
 
 
-def run(url: str, options: BenchOptions, watcher: Watcher | None = None) -> Report:
+def run(url: str, options: BenchOptions, watcher: Watcher | None = None) -> BenchReport:
     """Run the bench. Ctrl-C ends it, and the report holds the results so far."""
     return asyncio.run(measure(url, options, watcher or Watcher()))
 
 
-async def measure(url: str, options: BenchOptions, watcher: Watcher) -> Report:
+async def measure(url: str, options: BenchOptions, watcher: Watcher) -> BenchReport:
     """Run the bench on the current event loop. See `run`."""
     client = Client(url, options)
-    found: list[Level] = []
+    found: list[LevelFigures] = []
     try:
         server = await look(client)
         watcher.looked(server)
@@ -94,7 +94,7 @@ async def measure(url: str, options: BenchOptions, watcher: Watcher) -> Report:
                 break
     finally:
         await client.close()
-    return Report(options, server, tuple(found), bool(found) and found[-1].interrupted)
+    return BenchReport(options, server, tuple(found), bool(found) and found[-1].interrupted)
 
 
 async def _level(
@@ -103,7 +103,7 @@ async def _level(
     options: BenchOptions,
     server: Calibrated,
     done: Callable[[Outcome], None],
-) -> load.Run:
+) -> load.LoadResult:
     # Each level has its own prompts, so that none finds another level's in the server's prefix cache.
     work = options.work
     asks = [

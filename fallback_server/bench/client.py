@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.fallback_server.bench.options import BenchOptions
-from nearfar.remote.chunks import Chunk, Usage
+from nearfar.remote.chunks import StreamChunk, UsageCounts
 from nearfar.remote.errors import RefusedError, RemoteError
-from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server, Waits, client
+from nearfar.remote.server import CHAT, COMPLETIONS, ListedModel, Server, Waits, client
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Client:
         """Close the connections."""
         await self._http.aclose()
 
-    async def models(self) -> tuple[Listed, ...]:
+    async def models(self) -> tuple[ListedModel, ...]:
         """Return the models that the server lists."""
         return await self._server.models(self._options.timeout)
 
@@ -149,9 +149,9 @@ class _Watch:
         self.last: float | None = None
         self.gaps: list[float] = []
         self.pieces = 0
-        self.usage: Usage | None = None
+        self.usage: UsageCounts | None = None
 
-    def take(self, chunk: Chunk, now: float) -> None:
+    def take(self, chunk: StreamChunk, now: float) -> None:
         """Take in one event of the stream."""
         self.usage = chunk.usage or self.usage
         for part in chunk.parts:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nearfar.fallback_server.bench.client import Outcome
-from nearfar.fallback_server.bench.load import Run
+from nearfar.fallback_server.bench.load import LoadResult
 from nearfar.fallback_server.bench.options import Slo
 
 
 @dataclass(frozen=True)
-class Summary:
+class Distribution:
     """The distribution of a quantity in seconds; all 0 where nothing was measured."""
 
     count: int = 0
@@ -25,7 +25,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelFigures:
     """Figures of one level. Rates are per second, over the whole level.
 
     `good` is the fraction of all requests sent that ended well and within the SLO, `goodput` the number of
@@ -53,17 +53,17 @@ class Level:
     prompt_error: float | None
     goodput: float
     good: float
-    ttft: Summary
-    tpot: Summary
-    itl: Summary
-    e2e: Summary
-    lag: Summary
+    ttft: Distribution
+    tpot: Distribution
+    itl: Distribution
+    e2e: Distribution
+    lag: Distribution
     ttft_curve: tuple[tuple[float, float], ...]
     tpot_curve: tuple[tuple[float, float], ...]
     interrupted: bool
 
 
-def level(name: str, mode: str, load: float, run: Run, slo: Slo) -> Level:
+def level(name: str, mode: str, load: float, run: LoadResult, slo: Slo) -> LevelFigures:
     """Compute the figures of a level. Latencies are of the requests that ended well; failed requests count
     for no rate.
     """
@@ -76,7 +76,7 @@ def level(name: str, mode: str, load: float, run: Run, slo: Slo) -> Level:
     known = [abs(o.prompt_tokens - o.wanted_prompt) for o in ok if o.prompt_tokens is not None]
     ttft = _present(outcome.ttft for outcome in ok)
     tpot = _present(outcome.tpot for outcome in ok)
-    return Level(
+    return LevelFigures(
         name,
         mode,
         load,
@@ -124,13 +124,13 @@ def percentile(ordered: Sequence[float], part: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def summary(values: Sequence[float]) -> Summary:
+def summary(values: Sequence[float]) -> Distribution:
     """Return count, mean, percentiles and maximum of the values."""
     if not values:
-        return Summary()
+        return Distribution()
     ordered = sorted(values)
     p50, p95, p99 = (percentile(ordered, part) for part in (0.5, 0.95, 0.99))
-    return Summary(len(ordered), math.fsum(ordered) / len(ordered), p50, p95, p99, ordered[-1])
+    return Distribution(len(ordered), math.fsum(ordered) / len(ordered), p50, p95, p99, ordered[-1])
 
 
 def curve(values: Sequence[float], points: int = 100) -> tuple[tuple[float, float], ...]:

@@ -18,7 +18,7 @@ Done = Callable[[Outcome], None]
 
 
 @dataclass
-class Run:
+class LoadResult:
     """The outcomes of a level. `seconds`: from its beginning until the last answer, or until it was
     stopped.
     """
@@ -29,12 +29,14 @@ class Run:
     interrupted: bool = False
 
 
-async def closed(client: Client, asks: Sequence[Ask], concurrency: int, limit: float, done: Done) -> Run:
+async def closed(
+    client: Client, asks: Sequence[Ask], concurrency: int, limit: float, done: Done
+) -> LoadResult:
     """Send `asks` with `concurrency` of them under way at any time; no request begins after `limit`
     seconds.
     """
     start = time.perf_counter()
-    run, waiting = Run(), iter(asks)
+    run, waiting = LoadResult(), iter(asks)
 
     async def worker() -> None:
         for ask in waiting:
@@ -46,10 +48,12 @@ async def closed(client: Client, asks: Sequence[Ask], concurrency: int, limit: f
     return await _together(run, [worker() for _ in range(min(concurrency, len(asks)))], start)
 
 
-async def open_(client: Client, asks: Sequence[Ask], at: Sequence[float], limit: float, done: Done) -> Run:
+async def open_(
+    client: Client, asks: Sequence[Ask], at: Sequence[float], limit: float, done: Done
+) -> LoadResult:
     """Send each of `asks` at its time in `at`; requests due after `limit` seconds are left out."""
     start = time.perf_counter()
-    run = Run()
+    run = LoadResult()
 
     async def sender(ask: Ask, due: float) -> None:
         await asyncio.sleep(due - time.perf_counter())
@@ -59,7 +63,7 @@ async def open_(client: Client, asks: Sequence[Ask], at: Sequence[float], limit:
     return await _together(run, senders, start)
 
 
-async def _one(client: Client, ask: Ask, due: float, run: Run, done: Done) -> None:
+async def _one(client: Client, ask: Ask, due: float, run: LoadResult, done: Done) -> None:
     run.unfinished += 1  # the count stays so if the task is cancelled
     outcome = await client.stream(ask, due)
     run.unfinished -= 1
@@ -67,7 +71,7 @@ async def _one(client: Client, ask: Ask, due: float, run: Run, done: Done) -> No
     done(outcome)
 
 
-async def _together(run: Run, work: Sequence[Coroutine[Any, Any, None]], start: float) -> Run:
+async def _together(run: LoadResult, work: Sequence[Coroutine[Any, Any, None]], start: float) -> LoadResult:
     """Wait until all have ended or until Ctrl-C. On Ctrl-C asyncio.run cancels its main task, which keeps the
     outcomes so far.
     """

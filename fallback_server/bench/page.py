@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from nearfar.fallback_server.bench.bench import Report
-from nearfar.fallback_server.bench.figures import Level, Summary
+from nearfar.fallback_server.bench.bench import BenchReport
+from nearfar.fallback_server.bench.figures import Distribution, LevelFigures
 from nearfar.fallback_server.bench.svg import Line, chart
 from nearfar.fallback_server.bench.table import remarks
 from nearfar.version import __version__
@@ -50,7 +50,7 @@ HEADS = (
 )
 
 
-def page(report: Report) -> str:
+def page(report: BenchReport) -> str:
     options, server = report.options, report.server
     work, slo = options.work, options.slo
     lengths = f"{work.trace.name}, lengths × {work.scale:g}" if work.trace else (
@@ -75,7 +75,7 @@ def page(report: Report) -> str:
     )
 
 
-def _plots(report: Report) -> list[str]:
+def _plots(report: BenchReport) -> list[str]:
     made = []
     slo = report.options.slo
     for mode, axis in (("closed", "requests at once"), ("open", "requests sent a second")):
@@ -104,7 +104,7 @@ def _plots(report: Report) -> list[str]:
     return made
 
 
-def _row(one: Level) -> str:
+def _row(one: LevelFigures) -> str:
     cells = [
         escape(one.name),
         f"{one.requests}",
@@ -121,7 +121,7 @@ def _row(one: Level) -> str:
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def _ms(summary: Summary) -> list[str]:
+def _ms(summary: Distribution) -> list[str]:
     return [
         f"{value * 1000:.1f}" if summary.count else "–" for value in (summary.p50, summary.p95, summary.p99)
     ]

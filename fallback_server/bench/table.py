@@ -8,13 +8,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from nearfar.fallback_server.bench.bench import BenchPlan, Report, Watcher
+from nearfar.fallback_server.bench.bench import BenchPlan, BenchReport, Watcher
 from nearfar.fallback_server.bench.calibrate import Calibrated
 from nearfar.fallback_server.bench.client import Outcome
-from nearfar.fallback_server.bench.figures import Level, Summary
+from nearfar.fallback_server.bench.figures import Distribution, LevelFigures
 
 
-class Bars(Watcher):
+class LevelBars(Watcher):
     """A progress bar for each level."""
 
     def __init__(self, console: Console) -> None:
@@ -41,13 +41,13 @@ class Bars(Watcher):
         self._errors += outcome.error is not None
         self.progress.update(self._task, advance=1, errors=f"{self._errors} failed" if self._errors else "")
 
-    def ended(self, figures: Level) -> None:
+    def ended(self, figures: LevelFigures) -> None:
         """See Watcher."""
         if self._task is not None:
             self.progress.stop_task(self._task)
 
 
-def view(report: Report) -> Group:
+def view(report: BenchReport) -> Group:
     """Render throughput, latencies and remarks of a report."""
     slo = report.options.slo
     rates = Table(title=report.server.model, box=box.SIMPLE)
@@ -72,7 +72,7 @@ def view(report: Report) -> Group:
     return Group(rates, times, *(Text(line) for line in (goal, *remarks(report))))
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: BenchReport) -> list[str]:
     """Remarks on the figures, as plain sentences."""
     said = list(report.server.notes)
     for one in report.levels:
@@ -94,6 +94,6 @@ def remarks(report: Report) -> list[str]:
     return said
 
 
-def _ms(summary: Summary) -> list[str]:
+def _ms(summary: Distribution) -> list[str]:
     values = (summary.p50, summary.p95, summary.p99, summary.max)
     return [f"{value * 1000:.{0 if value >= 0.1 else 1}f}" if summary.count else "–" for value in values]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from nearfar.fallback_server.prefixes import PrefixMap, text_blocks
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.errors import RefusedError, RemoteError, briefly
-from nearfar.remote.server import CHAT, COMPLETIONS, NATIVE, Listed, Paths, Server
+from nearfar.remote.server import CHAT, COMPLETIONS, NATIVE, ListedModel, Paths, Server
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Address:
     server: Server
     options: BreakerOptions
     clock: Clock
-    models: tuple[Listed, ...] = ()
+    models: tuple[ListedModel, ...] = ()
     under_way: int = 0
     trouble: str = ""
     heard: float | None = None
@@ -148,11 +148,11 @@ class AddressBook:
         self._slack, self._clock = slack, clock
         self.prefixes: PrefixMap[Address] = PrefixMap()
 
-    def models(self) -> tuple[Listed, ...]:
+    def models(self) -> tuple[ListedModel, ...]:
         """All models that the addresses serve, in the order of the addresses. Where their context lengths
         differ, the shortest counts.
         """
-        found: dict[str, Listed] = {}
+        found: dict[str, ListedModel] = {}
         for model in (model for address in self.addresses for model in address.models):
             known = found.setdefault(model.id, model)
             if model.context is not None and (known.context is None or model.context < known.context):

@@ -22,7 +22,7 @@ from nearfar.fallback_server.engines.base import TokenUsage
 
 
 @dataclass(frozen=True)
-class Echo:
+class PromptEcho:
     """The prompt that an answer repeats. `answer` False: only the prompt is wanted."""
 
     text: str
@@ -40,7 +40,7 @@ class AnswerPieces:
         codec: TextCodec,
         stream: TextStream,
         reader: PartReader | None,
-        echo: Echo | None,
+        echo: PromptEcho | None,
     ) -> None:
         self.index = index
         self.generated = 0
@@ -88,7 +88,7 @@ class AnswerPieces:
             logprobs = (self._logprob(Logprob(event.token, event.logprob), event.top),)
         return self._text.push(event.token, event.finish, logprobs, self._begins)
 
-    def _echoed(self, event: BackendEvent, echo: Echo) -> Piece:
+    def _echoed(self, event: BackendEvent, echo: PromptEcho) -> Piece:
         """Return the prompt as a piece. Its first token has no log-probability (NaN)."""
         logprobs = []
         given = event.prompt_logprobs or ()

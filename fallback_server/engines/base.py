@@ -34,9 +34,9 @@ class EngineRequest:
     `sampling`: the fields of Sampling that the caller gave; the model has defaults for the others.
     `max_tokens` None means until the context is full. `body` is the call as received, for engines that pass
     it on. `tenant`: whose request it is; its salt keeps its prefixes apart from others'. `pooling` is set for
-    a request for vectors (Engine.embed), `questions` for a request for log-probabilities (Engine.score).
-    `begin_answer`: the chat template begins the answer. `hints` say how much to think and to write, which a
-    chat template may follow.
+    a request for vectors (ServerEngine.embed), `questions` for a request for log-probabilities
+    (ServerEngine.score). `begin_answer`: the chat template begins the answer. `hints` say how much to think
+    and to write, which a chat template may follow.
     """
 
     id: str
@@ -156,7 +156,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class Embeddings:
+class EmbeddingVectors:
     """One vector per input, as the model makes it (its length need not be 1), and the tokens of all
     inputs.
     """
@@ -186,7 +186,7 @@ class Unready:
 GENERATES_NOTHING = Unready("not ready: no token generated recently")
 
 
-class Engine(Protocol):
+class ServerEngine(Protocol):
     """The interface of everything that answers requests. All methods are called on one event loop; none
     blocks it.
 
@@ -211,7 +211,7 @@ class Engine(Protocol):
         """End a request; nothing happens if it has ended already."""
         ...
 
-    async def embed(self, prepared: Prepared) -> Embeddings:
+    async def embed(self, prepared: Prepared) -> EmbeddingVectors:
         """Return one vector for each prompt of a request with `pooling`. Cancelling the call ends the
         work.
         """

@@ -14,7 +14,7 @@ import httpx
 
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import Prepared, TokenUsage
-from nearfar.fallback_server.engines.relay import Route, unavailable
+from nearfar.fallback_server.engines.relay import UpstreamRoute, unavailable
 from nearfar.remote.answer import failing
 from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.errors import RemoteError, briefly
@@ -29,7 +29,7 @@ _TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(; ?charset=[\w-]+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Part:
+class ForwardedChunk:
     """A part of a forwarded answer. The first has its media type."""
 
     data: bytes
@@ -41,17 +41,19 @@ class Part:
         return self.type.startswith(EVENTS)
 
 
-class Forward:
+class ForwardedRequest:
     """A forwarded request. `usage`: the tokens that the upstream told."""
 
-    def __init__(self, route: Route, prepared: Prepared, path: str, call: Mapping[str, Any] | Form) -> None:
+    def __init__(
+        self, route: UpstreamRoute, prepared: Prepared, path: str, call: Mapping[str, Any] | Form
+    ) -> None:
         self._route, self._path, self._call = route, path, call
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._model = prepared.request.model
         self.usage = TokenUsage(prepared.prompt_tokens)
         self._clock: Clock | None = None
 
-    async def parts(self) -> AsyncGenerator[Part, None]:
+    async def parts(self) -> AsyncGenerator[ForwardedChunk, None]:
         """Yield the answer of the first address that gives one."""
         route, failures, begun = self._route, list[RemoteError](), False
         for address in route.book.candidates(self._affinity, self._path, route.model, route.attempts):
@@ -78,7 +80,7 @@ class Forward:
         if self._clock is not None:
             self._clock.stop()
 
-    async def _answer(self, server: Server, path: str) -> AsyncGenerator[Part, None]:
+    async def _answer(self, server: Server, path: str) -> AsyncGenerator[ForwardedChunk, None]:
         clock = self._clock = Clock(server.waits.whole)
         async with server.forwarding(path, self._call, clock) as response:
             kind = response.headers.get("content-type", "")
@@ -87,11 +89,11 @@ class Forward:
                 data = await clock.wait(body(response, ANSWER_BYTES))
                 if data[:1] == b"{" and "content-type" not in response.headers:
                     kind = JSON
-                yield Part(self._named(data) if kind.startswith(JSON) else data, kind)
+                yield ForwardedChunk(self._named(data) if kind.startswith(JSON) else data, kind)
                 return
             clock.wind(server.waits.first_token)
             async for part in self._events(server, response, clock):
-                yield Part(part, kind)
+                yield ForwardedChunk(part, kind)
 
     async def _events(
         self, server: Server, response: httpx.Response, clock: Clock
@@ -130,7 +132,7 @@ class Forward:
 
 
 def forwarded_call(
-    call: Mapping[str, Any], route: Route, prepared: Prepared, takes: frozenset[str]
+    call: Mapping[str, Any], route: UpstreamRoute, prepared: Prepared, takes: frozenset[str]
 ) -> dict[str, Any]:
     """Return the body for an upstream. `takes`: the fields that the path takes there."""
     request = prepared.request

@@ -29,10 +29,10 @@ from nearfar.fallback_server.backend import (
     ScoreRequest,
     TokenRequest,
 )
-from nearfar.fallback_server.engines.answers import AnswerPieces, Echo, LocalAnswers
+from nearfar.fallback_server.engines.answers import AnswerPieces, LocalAnswers, PromptEcho
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
-    Embeddings,
+    EmbeddingVectors,
     EngineRequest,
     ModelInfo,
     Prepared,
@@ -44,7 +44,7 @@ from nearfar.fallback_server.engines.hints import followed
 from nearfar.fallback_server.engines.questions import Questions, counted
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
-from nearfar.format.answers import AnswerFormat, Marks
+from nearfar.format.answers import AnswerFormat, ReasoningMarks
 from nearfar.format.conversion import plain
 
 
@@ -177,7 +177,7 @@ class LocalEngine:
         for index in range(self._live.get(request_id, 0)):
             await self.backend.cancel(f"{request_id}-{index}")
 
-    async def embed(self, prepared: Prepared) -> Embeddings:
+    async def embed(self, prepared: Prepared) -> EmbeddingVectors:
         """Return one vector per input. At most as many inputs of a request are queued at once as can run at
         once, so that a long list does not fill the queue.
         """
@@ -189,7 +189,7 @@ class LocalEngine:
                 vectors[index] = await self._embed(prepared.request, index, tokens)
 
         await together(work, min(len(prepared.prompts), self.backend.info.max_running))
-        return Embeddings([vectors[index] for index in sorted(vectors)], prepared.prompt_tokens)
+        return EmbeddingVectors([vectors[index] for index in sorted(vectors)], prepared.prompt_tokens)
 
     async def _embed(self, request: EngineRequest, index: int, tokens: tuple[int, ...]) -> Vector:
         assert request.pooling is not None
@@ -264,7 +264,7 @@ class LocalEngine:
         return await self.backend.alive()
 
     def unready(self) -> Unready:
-        """See Engine."""
+        """See ServerEngine."""
         return GENERATES_NOTHING
 
     async def close(self, drain: float = 0.0) -> None:
@@ -383,12 +383,12 @@ class LocalEngine:
         stream = TextStream(self.codec, request.stop, context)
         return AnswerPieces(index, events, self.codec, stream, reader, self._echo(request, index, prompt))
 
-    def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> Echo | None:
+    def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> PromptEcho | None:
         if not request.echo:
             return None
         given = request.prompts[index // request.n]
         text = given if isinstance(given, str) else self.codec.decode(prompt)
-        return Echo(text, prompt, answer=request.max_tokens != 0)
+        return PromptEcho(text, prompt, answer=request.max_tokens != 0)
 
 
 def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:
@@ -402,4 +402,4 @@ def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:
     begin, comma, end = setting.partition(",")
     if not (begin and comma and end):
         raise RequestError(f"reasoning must be auto, off or BEGIN,END, not {setting!r}", "reasoning")
-    return replace(form, reasoning=Marks(begin, end))
+    return replace(form, reasoning=ReasoningMarks(begin, end))

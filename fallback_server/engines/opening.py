@@ -18,7 +18,7 @@ from nearfar.edge_runtime.text.codec import check_templates
 from nearfar.edge_runtime.text.files import TEMPLATE_FILES
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
-from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.base import ServerEngine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.engines.vllm import COMMAND, VllmEngine, VllmOptions, vllm_is_there
@@ -27,8 +27,8 @@ from nearfar.format.manifest import Model
 from nearfar.hub import names_of, snapshot, watched, weights_of
 from nearfar.pooling import MODULES, pooling_of
 
-Kind = Literal["auto", "torch", "artifact", "vllm", "upstream"]
-KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "vllm", "upstream")
+EngineKind = Literal["auto", "torch", "artifact", "vllm", "upstream"]
+KINDS: tuple[EngineKind, ...] = ("auto", "torch", "artifact", "vllm", "upstream")
 CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model")
 """Files of a hub repository that the torch engine reads in addition to the weights: transformers may read any
 of its settings.
@@ -68,7 +68,7 @@ def is_url(models: Seq[str]) -> bool:
     return all(model.startswith(("http://", "https://")) for model in models)
 
 
-def guess(models: Seq[str], command: str = COMMAND) -> Kind:
+def guess(models: Seq[str], command: str = COMMAND) -> EngineKind:
     """Infer the kind of engine from the models' names. Raises RequestError for a mix, or for several that are
     not URLs.
     """
@@ -84,8 +84,8 @@ def guess(models: Seq[str], command: str = COMMAND) -> Kind:
 
 
 async def open_engine(
-    models: Seq[str], kind: Kind, options: EngineOptions, tell: Tell | None = None
-) -> Engine:
+    models: Seq[str], kind: EngineKind, options: EngineOptions, tell: Tell | None = None
+) -> ServerEngine:
     """Load a model, or connect to where it runs. `tell` receives the progress."""
     telling = Teller(tell)
     if kind not in KINDS:
@@ -142,7 +142,7 @@ class ArtifactSource(TextSource):
     model: Model
 
 
-def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
+def text_source(model: str, kind: EngineKind, options: EngineOptions) -> TextSource:
     """Return the model facts that the text side needs, without loading the model."""
     if kind == "artifact":
         from nearfar.edge_runtime.artifact.loading import choose
@@ -163,7 +163,7 @@ async def open_backend(source: TextSource, options: EngineOptions, tell: Tell | 
     return await _torch(source.directory, options)
 
 
-def check_program(kind: Kind, options: EngineOptions) -> None:
+def check_program(kind: EngineKind, options: EngineOptions) -> None:
     """Raise RequestError where options belong to another kind of engine."""
     if options.program is not None and kind != "artifact":
         raise RequestError(

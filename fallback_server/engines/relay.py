@@ -20,8 +20,9 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     TokenUsage,
 )
+from nearfar.format.service_fields import SERVICE_FIELDS
 from nearfar.remote.answer import Passing
-from nearfar.remote.chunks import Chunk, Passed, Usage
+from nearfar.remote.chunks import Passed, StreamChunk, UsageCounts
 from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
@@ -29,20 +30,9 @@ from nearfar.remote.server import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
 
-_KEPT_BACK = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "stream_options",
-    "cache_salt",
-    "request_id",
-    "kv_transfer_params",
-)
+_KEPT_BACK = frozenset((*SERVICE_FIELDS, "stream_options", "cache_salt", "request_id", "kv_transfer_params"))
 """Fields that are not forwarded: they do not concern the upstream, or (the last two, vLLM's) are for servers
-among themselves.
+among themselves. The name of the model is the upstream's own.
 """
 
 _FORMED = ("tools", "response_format", "structured_outputs")
@@ -55,7 +45,7 @@ whole answer is read as a stream, so that a server that hangs is noticed, and th
 
 
 @dataclass
-class Counts:
+class RelayFigures:
     """Figures since the start."""
 
     prompt: int = 0
@@ -66,7 +56,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Route:
+class UpstreamRoute:
     """Where a request may go. `model`: its name at the upstream. `continues`: an answer may continue at
     another address. `salts`: the upstream takes `cache_salt`. `priorities`: it takes `priority`.
     """
@@ -77,13 +67,13 @@ class Route:
     continues: bool
     salts: bool
     priorities: bool
-    counts: Counts
+    counts: RelayFigures
 
 
 class Relay:
     """The answers of one request, wherever they are computed."""
 
-    def __init__(self, route: Route, prepared: Prepared) -> None:
+    def __init__(self, route: UpstreamRoute, prepared: Prepared) -> None:
         self._route, self._request = route, prepared.request
         # Affinity decides whose cache knows the prompt: it depends on the tenant's salt and the prompt.
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
@@ -241,7 +231,7 @@ class Relay:
         usage = request.usage_asked and request.choices == 1  # others may be asked for one by one
         return Passing(model, usage, request.stream_options, whole=not request.body.get("stream"))
 
-    def _pieces(self, chunk: Chunk) -> Iterator[Piece]:
+    def _pieces(self, chunk: StreamChunk) -> Iterator[Piece]:
         """Yield what came together. Passed events are one piece where there is one answer."""
         if not chunk.data and chunk.merger is None:
             yield from map(self._take, chunk.parts)
@@ -263,7 +253,7 @@ class Relay:
         self._reasoned = self._reasoned or bool(part.reasoning)
         return part
 
-    def _told(self, usage: Usage, others: int) -> None:
+    def _told(self, usage: UsageCounts, others: int) -> None:
         """Take in the upstream's token counts. In a continued answer the upstream counts the answer's first
         part as prompt; it is subtracted. `others`: prompt tokens of earlier calls.
         """
@@ -285,7 +275,7 @@ def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:
     return EngineError("no upstream server is available now; try again later")
 
 
-def upstream_body(request: EngineRequest, route: Route) -> dict[str, Any]:
+def upstream_body(request: EngineRequest, route: UpstreamRoute) -> dict[str, Any]:
     """Return the upstream's request: the call as received, without the fields that stay here, with our own
     decisions: the tenant's salt, so that no tenant finds another's prompts in the upstream's cache, and the
     tenant's priority.

@@ -20,7 +20,7 @@ from nearfar.errors import EngineError, RequestError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.addresses import AddressBook
 from nearfar.fallback_server.engines.base import (
-    Embeddings,
+    EmbeddingVectors,
     EngineRequest,
     ModelInfo,
     Prepared,
@@ -29,8 +29,15 @@ from nearfar.fallback_server.engines.base import (
     Unready,
 )
 from nearfar.fallback_server.engines.choosing import AUTO, AutoModels, Standing
-from nearfar.fallback_server.engines.forwarding import Forward, forwarded_call
-from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
+from nearfar.fallback_server.engines.forwarding import ForwardedRequest, forwarded_call
+from nearfar.fallback_server.engines.relay import (
+    Relay,
+    RelayFigures,
+    UpstreamRoute,
+    prompt_size,
+    prompt_text,
+    unavailable,
+)
 from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
 from nearfar.fallback_server.tenants import Tenant
 from nearfar.remote.breaker import BreakerOptions
@@ -101,7 +108,7 @@ class UpstreamEngine:
         self.book = AddressBook(
             [Server(url, self._http, waits) for url in map(root_of, urls)], breaker, options.slack
         )
-        self.counts = Counts()
+        self.counts = RelayFigures()
         self._names, self._named = tuple(names), ""
         self._live: dict[str, Relay] = {}
         self._checking: asyncio.Task[bool] | None = None
@@ -168,7 +175,7 @@ class UpstreamEngine:
         if (relay := self._live.get(request_id)) is not None:
             await relay.abort()
 
-    async def embed(self, prepared: Prepared) -> Embeddings:
+    async def embed(self, prepared: Prepared) -> EmbeddingVectors:
         """Return one vector per input, pooled as the upstream does it."""
         request, name = prepared.request, self._there(prepared.request.model)
         own = {key: value for key, value in request.body.items() if key not in OURS}
@@ -178,16 +185,16 @@ class UpstreamEngine:
             found = await self._embedded({**own, "model": name}, part, name)
             vectors += found.vectors
             tokens += found.tokens
-        return Embeddings(vectors, tokens)
+        return EmbeddingVectors(vectors, tokens)
 
-    async def _embedded(self, body: dict[str, Any], inputs: Seq[Prompt], name: str) -> Embeddings:
+    async def _embedded(self, body: dict[str, Any], inputs: Seq[Prompt], name: str) -> EmbeddingVectors:
         """Return the vectors of at most INPUTS_AT_ONCE inputs from the first address that gives them."""
         failures = list[RemoteError]()
         body = {**body, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
         for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
             try:
                 with address.calling(EMBEDDINGS):
-                    return Embeddings(*await address.server.embeddings(body, len(inputs)))
+                    return EmbeddingVectors(*await address.server.embeddings(body, len(inputs)))
             except RemoteError as error:
                 log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)
@@ -213,17 +220,17 @@ class UpstreamEngine:
 
     def forward(
         self, prepared: Prepared, path: str, call: Mapping[str, Any] | Form, takes: frozenset[str]
-    ) -> Forward:
+    ) -> ForwardedRequest:
         """Forward a request to a path that `native` gave the fields of."""
         route = self._route(prepared.request.model)
         if isinstance(call, Form):
-            return Forward(route, prepared, path, call.renamed(route.model))
-        return Forward(route, prepared, path, forwarded_call(call, route, prepared, takes))
+            return ForwardedRequest(route, prepared, path, call.renamed(route.model))
+        return ForwardedRequest(route, prepared, path, forwarded_call(call, route, prepared, takes))
 
-    def _route(self, model: str) -> Route:
+    def _route(self, model: str) -> UpstreamRoute:
         options = self.options
         rights = (options.continues, options.salts, options.priorities)
-        return Route(self.book, self._there(model), options.attempts, *rights, self.counts)
+        return UpstreamRoute(self.book, self._there(model), options.attempts, *rights, self.counts)
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
         """Raise RequestError: the tokenizer is where the model is."""

@@ -9,12 +9,12 @@ from typing import Protocol
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import Problem
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, Record, usage_record
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Record, ResponseHead, usage_record
 from nearfar.fallback_server.http.streams import DONE, EVENTS, event
 from nearfar.remote.chunks import Passed
 
 
-class Shape(Protocol):
+class ResponseWriter(Protocol):
     """How one kind of response is written: as one record, or as a stream of bytes.
 
     A shape belongs to one response, and is told of its pieces in order.
@@ -43,7 +43,7 @@ class Shape(Protocol):
         ...
 
 
-class Completion:
+class CompletionResponse:
     """A chat or text completion: chunks, then the usage if it was asked for, then [DONE].
 
     Events that an upstream sent are passed on as they are, also its usage.
@@ -51,16 +51,18 @@ class Completion:
 
     media_type = EVENTS
 
-    def __init__(self, shape: ChatShape | CompletionShape, head: Head) -> None:
+    def __init__(self, shape: ChatShape | CompletionShape, head: ResponseHead) -> None:
         self._shape, self._head = shape, head
         self._begun = self._usage_told = False
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape. The first chunk comes with the first piece: an upstream's events have their own."""
+        """See ResponseWriter. The first chunk comes with the first piece: an upstream's events have their
+        own.
+        """
         return ()
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         if isinstance(piece, Passed):
             self._begun = True
             self._usage_told = self._usage_told or piece.usage_told
@@ -69,16 +71,16 @@ class Completion:
         return (*self._opening(usage), *(() if record is None else (event(record),)))
 
     def end(self, usage: TokenUsage) -> Seq[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         told = self._head.usage and not self._usage_told
         return (*self._opening(usage), *((event(self._shape.final(usage)),) if told else ()), DONE)
 
     def failed(self, problem: Problem) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         yield event(problem.body)
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
-        """See Shape."""
+        """See ResponseWriter."""
         merger = pieces[0].merger if pieces and isinstance(pieces[0], Passed) else None
         if merger is None or not all(
             isinstance(piece, Passed) and piece.merger is merger for piece in pieces

@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from nearfar.edge_runtime.openai.responses.kept import KeptResponses
-from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.base import ServerEngine
 from nearfar.fallback_server.http import admin, errors, probes
 from nearfar.fallback_server.http.apis import (
     chat_routes,
@@ -35,7 +35,7 @@ from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.middleware import (
     Authentication,
     Door,
-    Heads,
+    HeadRequests,
     Hosts,
     Paths,
     RequestIds,
@@ -43,7 +43,7 @@ from nearfar.fallback_server.http.middleware import (
     Sizes,
     Targets,
 )
-from nearfar.fallback_server.http.passing import Passing, absent
+from nearfar.fallback_server.http.passing import Forwarder, absent
 from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.remote.server import NATIVE
@@ -70,7 +70,7 @@ class AppOptions:
     """Prices by model, for the metrics."""
 
 
-def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
+def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastAPI:
     """Make the app over an engine. The app does not close the engine."""
     options = options or AppOptions()
     keys, source = options.keys, "upstream" if engine.passes_on else "prefix_cache"
@@ -93,7 +93,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
         app.include_router(api)
     app.include_router(probes.router(service, options.keys))
     app.include_router(admin.router(service, options.keys))
-    app.add_middleware(Heads)
+    app.add_middleware(HeadRequests)
     app.add_middleware(Door, admission=service.admission, turned_away=service.turned_away)
     app.add_middleware(Authentication, keys=options.keys)
     app.add_middleware(Sizes, limits=options.limits)
@@ -120,7 +120,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
 def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     """Yield the routers of the APIs: OpenAI's and Anthropic's below /v1, Ollama's below /api."""
     settings = (options.limits.json_depth, options.strict_fields, service.engine.passes_on)
-    passing = Passing(service) if service.engine.passes_on else None
+    passing = Forwarder(service) if service.engine.passes_on else None
     v1, api = json_router("/v1", *settings, passing), json_router("/api", *settings)
     v2 = json_router("/v2", *settings, passing)
     rerank_routes.add(v1, service)

@@ -19,25 +19,25 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import (
     Answers,
-    Engine,
     EngineRequest,
     ModelInfo,
     Prepared,
     Scores,
+    ServerEngine,
     TokenUsage,
 )
-from nearfar.fallback_server.engines.forwarding import Forward, Part
-from nearfar.fallback_server.http.answering import Shape
+from nearfar.fallback_server.engines.forwarding import ForwardedChunk, ForwardedRequest
+from nearfar.fallback_server.http.answering import ResponseWriter
 from nearfar.fallback_server.http.bodies import json_response
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
 from nearfar.fallback_server.http.ignoring import ignore
-from nearfar.fallback_server.http.limits import Admission, Ticket, answer_weight
+from nearfar.fallback_server.http.limits import Admission, AdmittedRequest, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
-from nearfar.fallback_server.http.tracing import Span, Tracer
+from nearfar.fallback_server.http.tracing import Tracer, TraceSpan
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 from nearfar.remote.chunks import Passed
 
@@ -51,13 +51,13 @@ GONE = 499
 class Service:
     """The objects that all calls share."""
 
-    engine: Engine
+    engine: ServerEngine
     admission: Admission
     metrics: Metrics
     tracer: Tracer
     audit: AuditLog | None = None
     draining: bool = False
-    live: dict[str, Call] = field(default_factory=dict)
+    live: dict[str, TrackedCall] = field(default_factory=dict)
     names_keys: Callable[[], bool] = lambda: True
     """Whether metrics have the names of keys; otherwise all keys count as "". Metrics that everybody may read
     name none.
@@ -113,10 +113,10 @@ def tenant_of(request: Request) -> Tenant:
     return tenant
 
 
-def _ticket_of(request: Request) -> Ticket:
+def _ticket_of(request: Request) -> AdmittedRequest:
     """The ticket with which the request was admitted."""
     ticket = request.state.ticket
-    assert isinstance(ticket, Ticket)
+    assert isinstance(ticket, AdmittedRequest)
     return ticket
 
 
@@ -145,7 +145,7 @@ def _check_rights(service: Service, wanted: EngineRequest) -> None:
         )
 
 
-class Call:
+class TrackedCall:
     """A call under way. However it ends, exactly once its place is freed, and it is counted and logged."""
 
     def __init__(self, service: Service, request: Request, wanted: EngineRequest) -> None:
@@ -155,7 +155,7 @@ class Call:
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
         self._counted: int | None = None  # tokens of inputs that were embedded or scored
-        self._forwarded: Forward | None = None
+        self._forwarded: ForwardedRequest | None = None
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
@@ -166,9 +166,9 @@ class Call:
         self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         operation = "decisions" if wanted.questions else operation
-        self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
+        self._span: TraceSpan = service.tracer.span(operation, wanted.model, request.headers)
 
-    async def respond(self, shape: Shape, stream: bool) -> Response:
+    async def respond(self, shape: ResponseWriter, stream: bool) -> Response:
         """Answer the request. A stream's status is determined by what happens up to the first piece, or
         within `keep_alive` seconds.
         """
@@ -203,15 +203,15 @@ class Call:
 
         return await self._run(lambda: self._at_once(counted()))
 
-    async def forward(self, forward: Callable[[Prepared], Forward], stream: bool) -> Response:
+    async def forward(self, forward: Callable[[Prepared], ForwardedRequest], stream: bool) -> Response:
         """Answer with what an upstream answers to the request as it is."""
         return await self._run(lambda: self._forward(forward, stream))
 
-    async def _forward(self, forward: Callable[[Prepared], Forward], stream: bool) -> Response:
-        async def begin() -> tuple[AsyncGenerator[Part, None], Part]:
+    async def _forward(self, forward: Callable[[Prepared], ForwardedRequest], stream: bool) -> Response:
+        async def begin() -> tuple[AsyncGenerator[ForwardedChunk, None], ForwardedChunk]:
             made = self._forwarded = forward(await self._prepare())
             parts = made.parts()
-            return parts, await anext(parts, Part(b"", "application/octet-stream"))
+            return parts, await anext(parts, ForwardedChunk(b"", "application/octet-stream"))
 
         parts, first = await unless_gone(self.request.receive, begin())
         if stream and first.streams:
@@ -227,7 +227,7 @@ class Call:
         return Response(b"".join(data), media_type=first.type, headers={"X-Content-Type-Options": "nosniff"})
 
     async def _forwarded_events(
-        self, first: Part, parts: AsyncGenerator[Part, None]
+        self, first: ForwardedChunk, parts: AsyncGenerator[ForwardedChunk, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a forwarded stream. An error after its beginning is sent as the last event."""
         try:
@@ -303,7 +303,7 @@ class Call:
         await self._end(200, "ok")
         return made
 
-    async def _stream(self, shape: Shape) -> Response:
+    async def _stream(self, shape: ResponseWriter) -> Response:
         keep_alive = self.service.admission.limits.keep_alive if shape.media_type == EVENTS else 0.0
         rest = self._rest = self._pieces()
         first = self._first = asyncio.ensure_future(anext(rest, Piece(0)))
@@ -345,7 +345,7 @@ class Call:
                 self._watch(piece)
                 yield piece
 
-    async def _whole(self, shape: Shape) -> Response:
+    async def _whole(self, shape: ResponseWriter) -> Response:
         made: list[Piece] = []
         weight, size = answer_weight(self.wanted), 0
         async with aclosing(self._pieces()) as pieces:
@@ -356,7 +356,7 @@ class Call:
         return await json_response(shape.whole(made, self.usage), size)
 
     async def _events(
-        self, shape: Shape, first: asyncio.Future[Piece], rest: AsyncGenerator[Piece, None]
+        self, shape: ResponseWriter, first: asyncio.Future[Piece], rest: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream. An error after its beginning is sent as the last event."""
         try:

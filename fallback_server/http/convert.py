@@ -22,17 +22,18 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.engines.hints import Hint
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES, Only
+from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
-    Common,
+    CompletionFields,
     CompletionRequest,
     EmbeddingRequest,
     NamedTool,
     Thinking,
 )
-from nearfar.format.requests import MAX_TOOLS_BYTES
+from nearfar.format.requests import MAX_GRAMMAR_BYTES, MAX_TOOLS_BYTES
+from nearfar.json_size import json_bytes
 
 _LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
@@ -181,12 +182,12 @@ def prompts(given: str | list[int] | list[str] | list[list[int]]) -> tuple[Promp
     return tuple(tuple(item) if isinstance(item, list) else str(item) for item in given)
 
 
-def _dumped(body: Common, *without: str) -> dict[str, Any]:
+def _dumped(body: CompletionFields, *without: str) -> dict[str, Any]:
     """Return the body for an upstream server, without fields that have no effect, which it may not know."""
     return body.model_dump(exclude_none=True, by_alias=True, exclude={*body.idle(), *without})
 
 
-def as_it_came(given: dict[str, Any], body: Common | EmbeddingRequest) -> dict[str, Any]:
+def as_it_came(given: dict[str, Any], body: CompletionFields | EmbeddingRequest) -> dict[str, Any]:
     """Return the body for an upstream that may know more fields: as the client sent it, with unknown fields
     and parts of messages, but without fields that have no effect.
     """
@@ -203,7 +204,7 @@ def as_it_came(given: dict[str, Any], body: Common | EmbeddingRequest) -> dict[s
     return made
 
 
-def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
+def _common(body: CompletionFields, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
     stop = body.stop
     return {
         "id": name,
@@ -220,7 +221,7 @@ def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sampling(body: Common) -> dict[str, Any]:
+def _sampling(body: CompletionFields) -> dict[str, Any]:
     """Return the fields of Sampling that the caller gave."""
     given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if "top_k" in given:
@@ -232,7 +233,7 @@ def _sampling(body: Common) -> dict[str, Any]:
     return given
 
 
-def _grammar(body: Common) -> Grammar | None:
+def _grammar(body: CompletionFields) -> Grammar | None:
     """Return the grammar that the answer must match. OpenAI has it in response_format, vLLM in
     structured_outputs or guided_*.
     """
@@ -281,12 +282,11 @@ def _guided(
     return Grammar("ebnf", grammar) if grammar is not None else None
 
 
-def _small(value: Any, param: str, most: int = MAX_SCHEMA_BYTES) -> str:
+def _small(value: Any, param: str, most: int = MAX_GRAMMAR_BYTES) -> str:
     """Return the value as JSON. Raises RequestError if that has more than `most` bytes."""
-    text = json.dumps(value)
-    if len(text) > most:
-        raise RequestError(f"{param} takes at most {most:,} bytes of JSON, not {len(text):,}", param)
-    return text
+    if (size := json_bytes(value)) > most:
+        raise RequestError(f"{param} takes at most {most:,} bytes of JSON, not {size:,}", param)
+    return json.dumps(value)
 
 
 def _tool_choice(body: ChatRequest) -> ToolChoice:

@@ -11,7 +11,7 @@ import numpy as np
 
 from nearfar.edge_runtime.openai.embeddings import Vector, check_dimensions, unit
 from nearfar.errors import EngineError
-from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
+from nearfar.fallback_server.engines.base import EmbeddingVectors, EngineRequest
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.schemas import EmbeddingRequest
 from nearfar.fallback_server.http.shapes import embeddings
@@ -43,7 +43,7 @@ class EmbeddingShape:
     dimensions: int | None = None
     normalize: bool = True
 
-    def whole(self, found: Embeddings) -> dict[str, Any]:
+    def whole(self, found: EmbeddingVectors) -> dict[str, Any]:
         """Return all vectors as a record for `written`, which raises EngineError at a vector that is not
         finite.
         """

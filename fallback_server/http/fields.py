@@ -30,10 +30,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
 from nearfar.fallback_server.http.words import IDLE
-from nearfar.format.requests import MAX_INPUTS, MAX_STOPS
+from nearfar.format.requests import MAX_GRAMMAR_BYTES, MAX_INPUTS, MAX_STOPS
 from nearfar.format.sampling import RANGES
 
 MAX_STOP_CHARS = 512
@@ -41,8 +40,6 @@ MAX_BIASES = 1024
 MAX_PROMPTS = 64
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_PARTS = 256
-MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
-"""Largest schema, regular expression or grammar in bytes."""
 UNKNOWN = 16
 """Most unknown fields that are reported one by one."""
 
@@ -227,8 +224,8 @@ def _weight(value: Any, most: int) -> int:
 
 
 def _small(value: Any) -> Any:
-    if _weight(value, MAX_SCHEMA_BYTES) > MAX_SCHEMA_BYTES:
-        raise ValueError(f"at most {MAX_SCHEMA_BYTES:,} bytes of JSON are taken here")
+    if _weight(value, MAX_GRAMMAR_BYTES) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"at most {MAX_GRAMMAR_BYTES:,} bytes of JSON are taken here")
     return value
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from nearfar.fallback_server.http.fields import (
-    MAX_SCHEMA_BYTES,
     SILENT,
     AnyJson,
     JsonObject,
@@ -17,6 +16,7 @@ from nearfar.fallback_server.http.fields import (
     few,
     many,
 )
+from nearfar.format.requests import MAX_GRAMMAR_BYTES
 
 MAX_OPTIONS = 1024
 """Most texts that `choice` of structured_outputs may offer."""
@@ -38,8 +38,8 @@ class ResponseFormat(Strict):
     place = "response_format."
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
-    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
     # llama.cpp has the schema in this field.
     schema_: Annotated[
         Any, Only(instead='write type "json_schema" and json_schema: {"name": …, "schema": …}')
@@ -58,9 +58,9 @@ class StructuredOutputs(Strict):
     place = "structured_outputs."
     json_: AnyJson = Field(None, alias="json")
     json_object: bool | None = None
-    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
     choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
-    grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
     structural_tag: Annotated[Any, Only()] = None
     disable_fallback: Annotated[bool | None, SILENT] = None
     disable_any_whitespace: Annotated[Any, Only((False,))] = None

@@ -71,7 +71,7 @@ def ignore(names: Sequence[str]) -> None:
         found.add(name)
 
 
-class Teller:
+class IgnoredFieldLog:
     """Logs each field once for each kind of client."""
 
     def __init__(self) -> None:

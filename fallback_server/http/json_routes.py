@@ -10,9 +10,9 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from nearfar.fallback_server.http import convert, errors
-from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, ignored, passes_on
+from nearfar.fallback_server.http.ignoring import HEADER, Ignored, IgnoredFieldLog, ignored, passes_on
 from nearfar.fallback_server.http.limits import ServerLimits
-from nearfar.fallback_server.http.passing import Passing
+from nearfar.fallback_server.http.passing import Forwarder
 
 
 class JsonRoute(APIRoute):
@@ -21,9 +21,9 @@ class JsonRoute(APIRoute):
     """
 
     max_depth = ServerLimits.json_depth
-    teller: Teller | None = None
+    teller: IgnoredFieldLog | None = None
     passes_on = False
-    passing: Passing | None = None
+    passing: Forwarder | None = None
     """Forwards requests of paths that an upstream lists."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -62,12 +62,12 @@ class JsonRoute(APIRoute):
 
 
 def json_router(
-    prefix: str, max_depth: int, strict_fields: bool, passes_on: bool, passing: Passing | None = None
+    prefix: str, max_depth: int, strict_fields: bool, passes_on: bool, passing: Forwarder | None = None
 ) -> APIRouter:
     """Make a router whose routes ignore unknown fields, unless these are rejected (`strict_fields`) or passed
     on to the engine's servers (`passes_on`). `passing` forwards requests that a server answers as they are.
     """
-    teller = None if strict_fields or passes_on else Teller()
+    teller = None if strict_fields or passes_on else IgnoredFieldLog()
     settings = {"max_depth": max_depth, "teller": teller, "passes_on": passes_on, "passing": passing}
     route = type("LimitedJsonRoute", (JsonRoute,), settings)
     return APIRouter(prefix=prefix, route_class=route, responses=errors.DESCRIBED)

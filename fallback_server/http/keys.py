@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.errors import RequestError
-from nearfar.fallback_server.tenants import MAX_PRIORITY, Limits, Tenant, digest
+from nearfar.fallback_server.tenants import MAX_PRIORITY, Tenant, TenantLimits, digest
 from nearfar.folders import write_whole
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Key:
         """
         group = self.cache_group
         salt = digest("key", self.name, self.hash) if group is None else digest("group", group)
-        limits = Limits(
+        limits = TenantLimits(
             self.requests_per_minute, self.tokens_per_minute, self.concurrent, self.tokens_per_day
         )
         return Tenant(self.name, salt, self.priority, limits, self.models)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.http.counts import Account, Counts, OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.tenants import Limits, Tenant
+from nearfar.fallback_server.tenants import Tenant, TenantLimits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Use:
     """A tenant's requests under way and its limits. The object lives as long as the server."""
 
     tenant: str
-    limits: Limits = field(default_factory=Limits)
+    limits: TenantLimits = field(default_factory=TenantLimits)
     concurrent: int = 0
 
     @property
@@ -68,7 +68,7 @@ class _Use:
 
 
 @dataclass
-class Ticket:
+class AdmittedRequest:
     """A request that was admitted by its tenant's limits. `leave` must be called in any case."""
 
     admission: Admission
@@ -118,7 +118,7 @@ class Admission:
         self._counts = counts or OwnCounts(limits.fronts)
         self._uses: dict[str, _Use] = {}
 
-    async def enter(self, tenant: Tenant) -> Ticket:
+    async def enter(self, tenant: Tenant) -> AdmittedRequest:
         """Admit a request by its tenant's counts. Raises ApiError above a limit."""
         use = self._use(tenant)
         limits = use.limits
@@ -137,16 +137,16 @@ class Admission:
         except BaseException:
             use.concurrent -= 1
             raise
-        return Ticket(self, use)
+        return AdmittedRequest(self, use)
 
-    def admit(self, ticket: Ticket) -> None:
+    def admit(self, ticket: AdmittedRequest) -> None:
         """Count a request as under way. Raises ApiError if the server has too many."""
         if self.requests >= self.limits.requests:
             raise _refusal(f"the server has {self.requests} requests under way, its limit", "queue_full", 2.0)
         ticket.admitted = True
         self.requests += 1
 
-    async def charge(self, ticket: Ticket, prepared: Prepared) -> None:
+    async def charge(self, ticket: AdmittedRequest, prepared: Prepared) -> None:
         """Admit a request by its tokens. Raises ApiError above a limit."""
         prompt = prepared.prompt_tokens
         cost = prompt * (answer_weight(prepared.request) if prepared.request.echo else 1)
@@ -189,7 +189,7 @@ class Admission:
         if wait > 0:
             raise _refusal(f"this key may use {account.most} tokens a minute", code, wait)
 
-    def hold(self, ticket: Ticket, tokens: int) -> None:
+    def hold(self, ticket: AdmittedRequest, tokens: int) -> None:
         """Count tokens that a request has produced. If the total is too large and this request has more than
         an equal share, raise ApiError, even in the middle of an answer.
         """
@@ -203,7 +203,7 @@ class Admission:
                 2.0,
             )
 
-    def leave(self, ticket: Ticket, completion_tokens: int) -> None:
+    def leave(self, ticket: AdmittedRequest, completion_tokens: int) -> None:
         """Count a request as ended."""
         self.requests -= ticket.admitted
         self.tokens -= ticket.cost

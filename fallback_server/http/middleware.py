@@ -76,7 +76,7 @@ class Paths:
         return any(path == known or path.startswith(f"{known}/") for known in self._known)
 
 
-class Heads:
+class HeadRequests:
     """Answers HEAD, which load balancers use, like GET; the HTTP server then sends no body."""
 
     def __init__(self, app: ASGIApp) -> None:

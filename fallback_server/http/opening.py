@@ -15,7 +15,7 @@ from nearfar.fallback_server.http.middleware import Hosts, RequestIds
 RETRY_SECONDS = 2.0
 
 
-class Opening:
+class OpeningApp:
     """An app that answers until the real one exists. `tell` takes the progress; then set `app`."""
 
     def __init__(self, hosts: Collection[str], tell: Tell | None = None) -> None:

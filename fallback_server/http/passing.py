@@ -11,8 +11,8 @@ from fastapi.responses import Response
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
-from nearfar.fallback_server.engines.forwarding import Forward
-from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.engines.forwarding import ForwardedRequest
+from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.convert import JsonRequest
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.tenants import MAX_PRIORITY, Tenant
@@ -35,12 +35,12 @@ class Forwards(Protocol):
 
     def forward(
         self, prepared: Prepared, path: str, call: Mapping[str, Any] | Form, takes: frozenset[str]
-    ) -> Forward:
+    ) -> ForwardedRequest:
         """Forward a request."""
         ...
 
 
-class Passing:
+class Forwarder:
     """Forwards requests to the upstreams of an engine."""
 
     def __init__(self, service: Service) -> None:
@@ -73,7 +73,7 @@ class Passing:
             priority=_priority(body, tenant),
             body=body,
         )
-        return await Call(self._service, request, wanted).forward(
+        return await TrackedCall(self._service, request, wanted).forward(
             lambda prepared: engine.forward(prepared, path, form or body, takes), _streams(body)
         )
 

@@ -11,7 +11,6 @@ from nearfar.edge_runtime.tools.messages import TEXTS, texts_of
 from nearfar.fallback_server.http.fields import (
     HINT,
     MAX_PARTS,
-    MAX_SCHEMA_BYTES,
     OPEN,
     PASSED,
     SILENT,
@@ -34,7 +33,14 @@ from nearfar.fallback_server.http.fields import (
 from nearfar.fallback_server.http.forms import MAX_OPTIONS, ResponseFormat, StructuredOutputs
 from nearfar.fallback_server.http.ignoring import passes_on
 from nearfar.fallback_server.tenants import MAX_PRIORITY
-from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOLS, MAX_VARIABLES
+from nearfar.format.requests import (
+    MAX_CHOICES,
+    MAX_GRAMMAR_BYTES,
+    MAX_LISTED,
+    MAX_STOPS,
+    MAX_TOOLS,
+    MAX_VARIABLES,
+)
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
@@ -50,7 +56,7 @@ class CacheControl(Strict):
     ttl: str | None = Field(None, max_length=32)
 
 
-class Part(Strict):
+class ContentPart(Strict):
     """A part of a message's content: text, or images and sounds for upstreams that read them."""
 
     place = "messages.content."
@@ -65,7 +71,7 @@ class Part(Strict):
     cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @model_validator(mode="after")
-    def _text_only(self) -> Part:
+    def _text_only(self) -> ContentPart:
         if self.type in TEXTS:
             if getattr(self, self.type) is None:
                 raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
@@ -75,12 +81,12 @@ class Part(Strict):
 
 
 Content = Annotated[
-    Text | Annotated[list[Part], many(MAX_PARTS), few(MAX_PARTS), Tag("list[part]")],
-    one_of({dict: "list[part]", Part: "list[part]"}, "this must be a string or a list of parts"),
+    Text | Annotated[list[ContentPart], many(MAX_PARTS), few(MAX_PARTS), Tag("list[part]")],
+    one_of({dict: "list[part]", ContentPart: "list[part]"}, "this must be a string or a list of parts"),
 ]
 
 
-class Function(Strict):
+class MessageFunction(Strict):
     """A function that a model called."""
 
     place = "messages.tool_calls.function."
@@ -88,13 +94,13 @@ class Function(Strict):
     arguments: str
 
 
-class Call(Strict):
+class MessageToolCall(Strict):
     """A call of an earlier answer."""
 
     place = "messages.tool_calls."
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
-    function: Function
+    function: MessageFunction
     index: Annotated[int | None, SILENT] = None
 
 
@@ -134,7 +140,9 @@ class AssistantMessage(Said):
     role: Literal["assistant"]
     content: Content | None = None
     refusal: str | None = None
-    tool_calls: Annotated[Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None, OPEN] = None
+    tool_calls: Annotated[Annotated[list[MessageToolCall], many(MAX_TOOLS), few(MAX_TOOLS)] | None, OPEN] = (
+        None
+    )
     reasoning_content: str | None = None
     reasoning: str | None = None
     audio: Annotated[Any, Only()] = None
@@ -257,7 +265,7 @@ class SilentFields(Strict):
     safety_identifier: Annotated[str | None, Field(max_length=512), SILENT] = None
 
 
-class Common(SamplingFields):
+class CompletionFields(SamplingFields):
     """Fields of both kinds of completion; null means the default."""
 
     model: ModelName = None
@@ -275,9 +283,9 @@ class Common(SamplingFields):
     response_format: Annotated[ResponseFormat | None, OPEN] = None
     structured_outputs: Annotated[StructuredOutputs | None, OPEN] = None
     guided_json: AnyJson = None
-    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    guided_regex: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
     guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
-    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_GRAMMAR_BYTES)
     guided_decoding_backend: Annotated[Any, Only(), SILENT] = None
     guided_whitespace_pattern: Annotated[Any, Only()] = None
     use_beam_search: Annotated[Any, Only((False,))] = None
@@ -318,7 +326,7 @@ class Common(SamplingFields):
         }
 
     @model_validator(mode="after")
-    def _one_form(self) -> Common:
+    def _one_form(self) -> CompletionFields:
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         form = (
             None
@@ -334,7 +342,7 @@ class Common(SamplingFields):
         return self
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> Common:
+    def _stream_options_need_a_stream(self) -> CompletionFields:
         if self.stream_options is not None and not self.stream:
             raise _concerning("stream_options", "stream_options needs stream: true")
         return self
@@ -359,7 +367,7 @@ TemplateVariables = Annotated[dict[Name, TemplateValue], Field(max_length=MAX_VA
 """Variables for a chat template by their names."""
 
 
-class ChatRequest(Common, SilentFields):
+class ChatRequest(CompletionFields, SilentFields):
     """/v1/chat/completions. The last fields have no effect on the answer: they are accepted and not used."""
 
     messages: Annotated[list[Message], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
@@ -415,7 +423,7 @@ class ChatRequest(Common, SilentFields):
         return self
 
 
-class CompletionRequest(Common):
+class CompletionRequest(CompletionFields):
     """/v1/completions."""
 
     prompt: Prompts

@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Head:
+class ResponseHead:
     """The fields that all records of a response begin with.
 
     `usage`: a stream's chunks have the field usage; it is null, or the tokens so far with `continuous`.
@@ -51,7 +51,7 @@ class Head:
 class ChatShape:
     """The shape of chat completions."""
 
-    def __init__(self, head: Head, choices: int = 1) -> None:
+    def __init__(self, head: ResponseHead, choices: int = 1) -> None:
         self._head, self.choices = head, choices
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
@@ -112,7 +112,7 @@ class ChatShape:
 class CompletionShape:
     """The shape of plain completions."""
 
-    def __init__(self, head: Head, choices: int = 1) -> None:
+    def __init__(self, head: ResponseHead, choices: int = 1) -> None:
         self._head, self.choices = head, choices
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:

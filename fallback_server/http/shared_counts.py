@@ -57,7 +57,7 @@ return exact(wait)
 """
 
 
-class Script(Protocol):
+class RedisScript(Protocol):
     """SCRIPT as registered with the Redis client."""
 
     def __call__(self, keys: list[str], args: list[object]) -> Awaitable[bytes | str]:
@@ -74,7 +74,7 @@ class SharedCounts:
     """
 
     def __init__(
-        self, script: Script, own: OwnCounts, place: str, clock: Callable[[], float] = time.monotonic,
+        self, script: RedisScript, own: OwnCounts, place: str, clock: Callable[[], float] = time.monotonic,
         disconnect: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         self._script, self._own, self._place, self._clock, self._disconnect = (

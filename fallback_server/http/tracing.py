@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """The methods of a span that are used here."""
 
     def set_attribute(self, name: str, value: Any) -> Any:
@@ -33,13 +33,13 @@ class NoSpan:
     """A span that records nothing, used without a tracer."""
 
     def set_attribute(self, name: str, value: Any) -> None:
-        """See Span."""
+        """See TraceSpan."""
 
     def add_event(self, name: str) -> None:
-        """See Span."""
+        """See TraceSpan."""
 
     def end(self) -> None:
-        """See Span."""
+        """See TraceSpan."""
 
 
 # The library is optional, also for type checkers, so it is imported by name.
@@ -74,13 +74,13 @@ class Tracer:
         provider.add_span_processor(processor)
         return cls(provider)
 
-    def span(self, operation: str, model: str, headers: Mapping[str, str]) -> Span:
+    def span(self, operation: str, model: str, headers: Mapping[str, str]) -> TraceSpan:
         """Start the span of a request."""
         if self._tracer is None:
             return NoSpan()
         parent = import_module("opentelemetry.propagate").extract(headers)
         kind = import_module("opentelemetry.trace").SpanKind.SERVER
-        span: Span = self._tracer.start_span(f"{operation} {model}", context=parent, kind=kind)
+        span: TraceSpan = self._tracer.start_span(f"{operation} {model}", context=parent, kind=kind)
         span.set_attribute("gen_ai.operation.name", operation)
         span.set_attribute("gen_ai.request.model", model)
         return span

@@ -23,7 +23,7 @@ from nearfar.fallback_server.backend import (
     ScoreRequest,
     TokenRequest,
 )
-from nearfar.fallback_server.ray_engine.continuing import Answer
+from nearfar.fallback_server.ray_engine.continuing import ContinuedAnswer
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 from nearfar.fallback_server.ray_engine.options import RayOptions
 from nearfar.fallback_server.token_stream import TaskStream, TaskStreams, check_room
@@ -84,7 +84,7 @@ class RayBackend:
         self._streams.check_new(request.id)
         check_room(len(self._streams) - self._counts.running, self._options.max_waiting)
         self._counts.prompt += len(request.tokens)
-        return self._streams.start(request.id, lambda stream: self._run(Answer(request), stream))
+        return self._streams.start(request.id, lambda stream: self._run(ContinuedAnswer(request), stream))
 
     async def cancel(self, request_id: str) -> None:
         """End a request."""
@@ -154,7 +154,7 @@ class RayBackend:
         if on_close is not None:
             await on_close()
 
-    async def _run(self, answer: Answer, stream: TaskStream) -> None:
+    async def _run(self, answer: ContinuedAnswer, stream: TaskStream) -> None:
         """Run one request until its last token, through as many replicas as that takes."""
         error: NearfarError = EngineError("no engine took the request")
         try:
@@ -174,7 +174,7 @@ class RayBackend:
             log.exception("request %s failed", answer.request.id)
             stream.put(EngineError(f"the engine failed: {type(failure).__name__}: {failure}"))
 
-    async def _follow(self, answer: Answer, stream: TaskStream) -> None:
+    async def _follow(self, answer: ContinuedAnswer, stream: TaskStream) -> None:
         """Forward a replica's events of the request to their end. Raises the error that the replica
         reports.
         """
@@ -198,7 +198,7 @@ class RayBackend:
         if record.stats is not None:
             self._replicas[record.replica] = record.stats
 
-    def _take(self, record: Events, answer: Answer, stream: TaskStream) -> bool:
+    def _take(self, record: Events, answer: ContinuedAnswer, stream: TaskStream) -> bool:
         """Forward events; returns whether the answer is complete."""
         self._last_token = time.monotonic()
         self._note(record)

@@ -11,7 +11,7 @@ from typing import Any
 from nearfar.children import keys_hidden
 from nearfar.errors import EngineError, RequestError
 from nearfar.fallback_server.engines.local import LocalEngine
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, guess, text_source
+from nearfar.fallback_server.engines.opening import EngineKind, EngineOptions, guess, text_source
 from nearfar.fallback_server.ray_engine.options import RayOptions
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,9 @@ STARTS = 4
 QUIET = {"log_level": "WARNING"}
 
 
-async def open_on_ray(model: str, kind: Kind, engines: EngineOptions, options: RayOptions) -> LocalEngine:
+async def open_on_ray(
+    model: str, kind: EngineKind, engines: EngineOptions, options: RayOptions
+) -> LocalEngine:
     """Deploy replicas of the model and return them as one engine. Closing it deletes them.
 
     Every node needs nearfar, and the model under the same path or hub id.
@@ -50,7 +52,7 @@ async def open_on_ray(model: str, kind: Kind, engines: EngineOptions, options: R
     return engine
 
 
-def local_kind(model: str, kind: Kind) -> Kind:
+def local_kind(model: str, kind: EngineKind) -> EngineKind:
     """Return the kind of engine of a replica, torch or artifact. Raises RequestError for addresses."""
     kind = guess((model,)) if kind == "auto" else kind
     if kind == "upstream":
@@ -60,7 +62,7 @@ def local_kind(model: str, kind: Kind) -> Kind:
     return kind
 
 
-def engine_application(model: str, kind: Kind, engines: EngineOptions, options: RayOptions) -> Any:
+def engine_application(model: str, kind: EngineKind, engines: EngineOptions, options: RayOptions) -> Any:
     """Return the Serve application of the replicas, ready to be run or bound into another."""
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -87,7 +89,7 @@ def engine_application(model: str, kind: Kind, engines: EngineOptions, options: 
     return deployment.bind(model, kind, engines)
 
 
-def _deploy(model: str, kind: Kind, engines: EngineOptions, options: RayOptions) -> Any:
+def _deploy(model: str, kind: EngineKind, engines: EngineOptions, options: RayOptions) -> Any:
     """Run the application and return its handle, which waits until every replica has loaded the model."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:

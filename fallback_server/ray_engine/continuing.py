@@ -9,7 +9,7 @@ from nearfar.errors import EngineError
 from nearfar.fallback_server.backend import BackendEvent, TokenRequest
 
 
-class Answer:
+class ContinuedAnswer:
     """A request and the tokens of its answer so far.
 
     The random counter of a token is its position, and the seed is drawn here, once. So the tokens so far can

@@ -18,7 +18,7 @@ from nearfar.fallback_server.backend import (
     ScoreRequest,
     TokenRequest,
 )
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend, text_source
+from nearfar.fallback_server.engines.opening import EngineKind, EngineOptions, open_backend, text_source
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class EngineReplica:
     code.
     """
 
-    async def __init__(self, model: str, kind: Kind, options: EngineOptions) -> None:  # type: ignore[misc]
+    async def __init__(self, model: str, kind: EngineKind, options: EngineOptions) -> None:  # type: ignore[misc]
         # Serve awaits a constructor, which type checkers do not know.
         from ray import serve
 

@@ -14,7 +14,7 @@ from nearfar.children import child_environment
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server import framing
 
-Job = dict[str, Any]
+SandboxTask = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ChildPool:
             for child in (*free[len(chosen) :], *chosen):
                 self._free.put_nowait(child)
 
-    async def run(self, job: Job) -> Job:
+    async def run(self, job: SandboxTask) -> SandboxTask:
         """Return the child's answer. Raises RequestError if the child rejects the job or the job takes too
         long, OverloadError if too many jobs wait.
         """
@@ -94,7 +94,7 @@ class ChildPool:
         if self._closed:
             self._free.put_nowait(child)  # for the next job that waits
             raise EngineError(ENDING)
-        answer: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[SandboxTask] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._work(child, job, answer))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -111,7 +111,7 @@ class ChildPool:
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await asyncio.gather(*(child.kill() for child in self._children))
 
-    async def _work(self, child: _Child, job: Job, answer: asyncio.Future[Job]) -> None:
+    async def _work(self, child: _Child, job: SandboxTask, answer: asyncio.Future[SandboxTask]) -> None:
         """Run one job on its child and set its answer, whether the caller still waits or not."""
         try:
             made = await self._on(child, job)
@@ -131,7 +131,7 @@ class ChildPool:
         finally:
             self._free.put_nowait(child)
 
-    async def _on(self, child: _Child, job: Job) -> Job:
+    async def _on(self, child: _Child, job: SandboxTask) -> SandboxTask:
         spec = self.spec
         patience = max(spec.patience, spec.timeout) if BOUNDED else spec.timeout
         try:
@@ -194,7 +194,7 @@ class _Child:
             await self.kill()
             raise EngineError(f"the process for the {spec.what} does not start: {hello['error']}")
 
-    async def ask(self, job: Job) -> Job:
+    async def ask(self, job: SandboxTask) -> SandboxTask:
         """Send a job and read its answer. Each job has a number, so that an answer never goes to another
         job.
         """
@@ -207,7 +207,7 @@ class _Child:
         answer = await self._read()
         if answer["number"] != self._asked:
             raise EOFError
-        found: Job = answer["answer"]
+        found: SandboxTask = answer["answer"]
         return found
 
     async def end(self) -> int | None:
@@ -232,11 +232,11 @@ class _Child:
                 process.stdin.close()
             await process.wait()
 
-    async def _read(self) -> Job:
+    async def _read(self) -> SandboxTask:
         assert self._process is not None
         assert self._process.stdout is not None
         message = await framing.read(self._process.stdout)
         if message is None:
             raise EOFError
-        answer: Job = json.loads(message)
+        answer: SandboxTask = json.loads(message)
         return answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nearfar.fallback_server.torch_engine.native import NativeDecode
-from nearfar.fallback_server.torch_engine.scheduler import Chunk
+from nearfar.fallback_server.torch_engine.scheduler import WorkChunk
 from nearfar.format.sizes import pages_for
 
 SPREAD = 2.0
@@ -183,14 +183,16 @@ class Batch:
     `fresh`: newly begun pages, int64 [P], which are cleared first.
     """
 
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[WorkChunk, ...]
     tokens: torch.Tensor
     positions: torch.Tensor
     step: PagedStep
     fresh: torch.Tensor | None
 
 
-def build_batch(cache: KVCache, planned: Sequence[Chunk], pulse: Callable[[], None] | None = None) -> Batch:
+def build_batch(
+    cache: KVCache, planned: Sequence[WorkChunk], pulse: Callable[[], None] | None = None
+) -> Batch:
     """Lay out the rows of a step: single rows first, by length, then the longer chunks."""
     singles = sorted((chunk for chunk in planned if chunk.count == 1), key=lambda chunk: chunk.start)
     chunks = (*singles, *(chunk for chunk in planned if chunk.count > 1))
@@ -214,13 +216,13 @@ def build_batch(cache: KVCache, planned: Sequence[Chunk], pulse: Callable[[], No
     return Batch(chunks, packed[0:1], packed[1:2], step, cleared)
 
 
-def _begun(chunk: Chunk, size: int) -> list[int]:
+def _begun(chunk: WorkChunk, size: int) -> list[int]:
     """Pages whose first row is among the chunk's."""
     first = pages_for(chunk.start, size)
     return [chunk.pages[index] for index in range(first, len(chunk.pages)) if index not in chunk.known]
 
 
-def _prefill_rows(cache: KVCache, chunk: Chunk, row: int) -> Iterator[PrefillRows]:
+def _prefill_rows(cache: KVCache, chunk: WorkChunk, row: int) -> Iterator[PrefillRows]:
     """Yield the rows of a chunk in pieces small enough for their mask; a chunk from position 0 needs no
     pieces.
     """
@@ -232,7 +234,7 @@ def _prefill_rows(cache: KVCache, chunk: Chunk, row: int) -> Iterator[PrefillRow
         yield PrefillRows(row + offset, row + offset + count, chunk.start + offset, pages)
 
 
-def _write_rows(chunk: Chunk, cache: KVCache) -> list[int]:
+def _write_rows(chunk: WorkChunk, cache: KVCache) -> list[int]:
     size, rows = cache.page_size, []
     for position in range(chunk.start, chunk.start + chunk.count):
         index, offset = divmod(position, size)
@@ -241,7 +243,7 @@ def _write_rows(chunk: Chunk, cache: KVCache) -> list[int]:
     return rows
 
 
-def _decode_groups(cache: KVCache, singles: Sequence[Chunk]) -> list[DecodeGroup]:
+def _decode_groups(cache: KVCache, singles: Sequence[WorkChunk]) -> list[DecodeGroup]:
     """Group sequences of similar length, so that each group shares a padded gather."""
     groups, start = [], 0
     while start < len(singles):

@@ -35,12 +35,12 @@ from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
     Counters,
-    Embed,
     Embedded,
+    EmbedSequence,
     Forget,
     FromWorker,
     Learn,
-    Refused,
+    RefusedRequest,
     Started,
     Stepped,
     Submit,
@@ -106,7 +106,7 @@ class _EmbedJob:
     part of a step.
     """
 
-    message: Embed
+    message: EmbedSequence
     future: asyncio.Future[Vector]
     deaths: int = 0
     started: bool = False
@@ -185,7 +185,7 @@ class TorchBackend:
         """
         check_tokens(request.tokens, self.info, room=0)
         self._check_room(request.id)
-        job = _EmbedJob(Embed(request), asyncio.get_running_loop().create_future())
+        job = _EmbedJob(EmbedSequence(request), asyncio.get_running_loop().create_future())
         self._embeds[request.id] = job
         self._send(job.message)
         try:
@@ -300,7 +300,7 @@ class TorchBackend:
                 self._send(Forget(key))
         self._send(message)
 
-    def _send(self, message: Submit | Learn | Forget | Cancel | Embed) -> None:
+    def _send(self, message: Submit | Learn | Forget | Cancel | EmbedSequence) -> None:
         if self._worker is not None:  # otherwise the message is sent again when there is a worker
             self._worker.send(message)
 
@@ -361,7 +361,7 @@ class TorchBackend:
                 self._last_step = time.monotonic()
                 for request_id, event in events:
                     self._put(request_id, EngineError(NOT_FINITE) if event.finish == "abort" else event)
-            case Refused(request_id, text, param):
+            case RefusedRequest(request_id, text, param):
                 self._put(request_id, RequestError(text, param))
             case Embedded(embed_id, values):
                 if (job := self._embeds.get(embed_id)) and not job.future.done():

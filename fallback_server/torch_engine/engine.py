@@ -33,19 +33,19 @@ from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
     Counters,
-    Embed,
     Embedded,
+    EmbedSequence,
     Forget,
     FromWorker,
     Learn,
-    Refused,
+    RefusedRequest,
     Started,
     Stepped,
     Submit,
 )
 from nearfar.fallback_server.torch_engine.model import PagedModel
 from nearfar.fallback_server.torch_engine.options import TorchOptions
-from nearfar.fallback_server.torch_engine.scheduler import Chunk, Limits, Scheduler, Work
+from nearfar.fallback_server.torch_engine.scheduler import BatchLimits, Work, WorkChunk, WorkScheduler
 
 BUDGET = {"cpu": 256, "cuda": 2048}
 ONE_THREAD = 25_000_000
@@ -58,7 +58,7 @@ PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedGrammar:
     """Result of loading a request's grammar in the loader's thread: the grammar, or an error."""
 
     id: str
@@ -109,7 +109,7 @@ class Active:
     prompt_logprobs: PromptLogprobs = field(default_factory=list)
 
 
-class Engine:
+class TorchEngine:
     """One model, its cache, and the requests under way. All methods are called from one thread."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Engine:
         path: Path,
         options: TorchOptions,
         emit: Callable[[FromWorker], None],
-        post: Callable[[Loaded], None],
+        post: Callable[[LoadedGrammar], None],
     ) -> None:
         self.model = model
         self.cache = cache
@@ -130,10 +130,10 @@ class Engine:
         self._graphs = DecodeGraphs(model, cache, capture=True) if graphs else None
         budget = max(options.token_budget or BUDGET[model.device.type], options.max_running)
         table = SequenceTable(cache.pages, cache.page_size, options.max_running)
-        limits = Limits(
+        limits = BatchLimits(
             options.max_running, budget, options.ageing, sampling.prompt_rows(model.facts.vocab_size)
         )
-        self.scheduler = Scheduler(table, limits)
+        self.scheduler = WorkScheduler(table, limits)
         # The server's process decides which grammars are kept.
         self._grammars = CompiledGrammars(
             path, model.facts.vocab_size, model.facts.eos_token_ids, kept_bytes=1 << 62
@@ -189,7 +189,7 @@ class Engine:
             return int(torch.cuda.memory_reserved(self.model.device))
         return self._kept_bytes
 
-    def handle(self, message: Learn | Forget | Submit | Cancel | Embed | Loaded) -> None:
+    def handle(self, message: Learn | Forget | Submit | Cancel | EmbedSequence | LoadedGrammar) -> None:
         """Process a message; computes nothing yet."""
         match message:
             case Learn(key, compiled):
@@ -200,9 +200,9 @@ class Engine:
                 self._submit(request, grammar)
             case Cancel(request_id):
                 self._cancel(request_id)
-            case Embed(request):
+            case EmbedSequence(request):
                 self._pool(request)
-            case Loaded(request_id, result):
+            case LoadedGrammar(request_id, result):
                 self._loaded(request_id, result)
 
     def turn(self) -> None:
@@ -286,7 +286,7 @@ class Engine:
     def _find(self, request_id: str, key: str) -> None:
         """Look up a request's grammar and post the result, in the loader's thread."""
         unknown = RequestError("the grammar was not sent; this is a fault of the server", "response_format")
-        self._post(Loaded(request_id, self._grammars.known(key) or self._unusable.get(key, unknown)))
+        self._post(LoadedGrammar(request_id, self._grammars.known(key) or self._unusable.get(key, unknown)))
 
     def _loaded(self, request_id: str, result: Any) -> None:
         active = self._loading.pop(request_id, None)
@@ -300,7 +300,7 @@ class Engine:
             except (RuntimeError, ValueError) as error:
                 result = RequestError(f"the grammar cannot be followed: {error}", "response_format")
         if isinstance(result, RequestError):
-            self._say(Refused(request_id, str(result), result.param))
+            self._say(RefusedRequest(request_id, str(result), result.param))
         else:
             self._begin(active)
 
@@ -320,7 +320,7 @@ class Engine:
         if found is not None:
             self.scheduler.remove(found.work)
 
-    def _announce(self, planned: list[Chunk]) -> None:
+    def _announce(self, planned: list[WorkChunk]) -> None:
         ids = [chunk.work.id for chunk in planned]
         fresh = [made for name in ids if not (made := self._pooled.get(name) or self._active[name]).started]
         if fresh:
@@ -332,7 +332,7 @@ class Engine:
         """Run the rows, sample where a chunk ends its prompt, send the events."""
         wanted: list[int] = []
         spans: list[tuple[int, int]] = []  # the rows of each chunk in the logits
-        pooled: list[tuple[Chunk, range]] = []
+        pooled: list[tuple[WorkChunk, range]] = []
         row = 0
         for chunk in batch.chunks:
             rows = range(row, row + chunk.count)
@@ -371,7 +371,7 @@ class Engine:
             ]
         self._emit_tokens([self._active[chunk.work.id] for chunk, _ in ending], logits)
 
-    def _prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
+    def _prompt_logprobs(self, chunk: WorkChunk, logits: torch.Tensor) -> None:
         active, first = self._active[chunk.work.id], chunk.work.whole_from
         if chunk.start <= first:
             active.prompt_logprobs = [] if active.request.prompt_logprobs_from else [None]
@@ -397,7 +397,7 @@ class Engine:
         if constraint is not None and choice.token is not None and not constraint.accept(choice.token):
             self._remove(active)
             message = "the grammar allows no token here, or takes too long to follow; make it simpler"
-            self._say(Refused(active.request.id, message, "response_format"))
+            self._say(RefusedRequest(active.request.id, message, "response_format"))
             return []
         finish = self._finish(active, choice)
         cached, prompt = 0, None
@@ -426,7 +426,7 @@ class Engine:
             return "stop"
         return "length" if len(active.work.tokens) + 1 >= active.limit else None
 
-    def _add_hidden(self, pooled: list[tuple[Chunk, range]], hidden: torch.Tensor) -> None:
+    def _add_hidden(self, pooled: list[tuple[WorkChunk, range]], hidden: torch.Tensor) -> None:
         """Add the hidden states of a step to the embeddings, and send the complete ones."""
         for chunk, rows in pooled:
             found = self._pooled[chunk.work.id]

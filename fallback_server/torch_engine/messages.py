@@ -60,7 +60,7 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Embed:
+class EmbedSequence:
     """A checked sequence to embed."""
 
     request: EmbedRequest
@@ -124,7 +124,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedRequest:
     """A request that turned out to be impossible (RequestError)."""
 
     id: str
@@ -147,8 +147,8 @@ class Beat:
     counters: Counters
 
 
-ToWorker = Start | Learn | Forget | Submit | Cancel | Embed | Shutdown
-FromWorker = Ready | Unfit | Started | Stepped | Refused | Embedded | Beat
+ToWorker = Start | Learn | Forget | Submit | Cancel | EmbedSequence | Shutdown
+FromWorker = Ready | Unfit | Started | Stepped | RefusedRequest | Embedded | Beat
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
@@ -156,7 +156,7 @@ def encode(message: ToWorker | FromWorker) -> bytes:
     return framing.framed(pickle.dumps(message, protocol=5))
 
 
-def receive(source: framing.Source) -> ToWorker | None:
+def receive(source: framing.ByteSource) -> ToWorker | None:
     """Wait for the next record; None when the other side is gone."""
     body = framing.receive(source)
     message: ToWorker | None = None if body is None else pickle.loads(body)

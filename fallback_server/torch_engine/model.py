@@ -34,7 +34,7 @@ from nearfar.fallback_server.torch_engine.cache import (
 from nearfar.fallback_server.torch_engine.native import NativeDecode, compile_decode
 from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
 from nearfar.fallback_server.torch_engine.sampling import step_bytes
-from nearfar.fallback_server.torch_engine.scheduler import Chunk, Work
+from nearfar.fallback_server.torch_engine.scheduler import Work, WorkChunk
 from nearfar.format.sampling import SamplingDefaults
 from nearfar.format.sizes import pages_for
 
@@ -344,7 +344,7 @@ def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page
     work, cuts, found = Work("probe", list(probe)), [0, 11, len(probe) - 1, len(probe)], []
     for start, stop in pairwise(cuts):
         table = tuple(range(pages_for(stop, page_size)))
-        batch = build_batch(cache, [Chunk(work, start, stop - start, True, table)])
+        batch = build_batch(cache, [WorkChunk(work, start, stop - start, True, table)])
         found.append(model.forward(batch, torch.arange(stop - start, device=model.device)))
     error = (torch.cat(found) - expected).abs().max().item()
     limit = TOLERANCE[model.dtype] * expected.abs().max().item()

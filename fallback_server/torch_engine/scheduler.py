@@ -16,7 +16,7 @@ from nearfar.edge_runtime.engine.prefill import LOOKED_AT, OVERTAKEN, share_rows
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """Limits of a step: sequences, and token rows of decode and prefill together.
 
     `whole_rows`: most prompt rows whose log-probabilities are requested, since each of them keeps its logits.
@@ -75,7 +75,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class WorkChunk:
     """Rows of one work in a step: `count` positions from `start`. `samples`: the last row's logits give the
     next token.
 
@@ -91,7 +91,7 @@ class Chunk:
     known: frozenset[int] = frozenset()
 
 
-class Scheduler:
+class WorkScheduler:
     """Plans steps from waiting and running works, both sorted by rank.
 
     A rank is the arrival time plus `ageing` seconds for each step of priority, so everyone who arrives late
@@ -104,7 +104,7 @@ class Scheduler:
     must end the cache (the worker dies and starts with an empty one).
     """
 
-    def __init__(self, table: SequenceTable, limits: Limits) -> None:
+    def __init__(self, table: SequenceTable, limits: BatchLimits) -> None:
         self.table = table
         self.limits = limits
         self.waiting: list[Work] = []
@@ -139,7 +139,7 @@ class Scheduler:
         (self.waiting if work.sequence is None else self.running).remove(work)
         self._release(work)
 
-    def schedule(self) -> list[Chunk]:
+    def schedule(self) -> list[WorkChunk]:
         """Plan the next step: decode rows, then prefill chunks. Empty where there is nothing to do.
 
         The rows count as computed from here on.
@@ -149,7 +149,7 @@ class Scheduler:
         ]
         return decode + self._prefill(self.limits.token_budget - len(decode))
 
-    def _decode(self, work: Work) -> Chunk | None:
+    def _decode(self, work: Work) -> WorkChunk | None:
         """Plan one row of a running work, preempting works ranked behind it where needed; None if it was
         preempted itself.
         """
@@ -159,11 +159,11 @@ class Scheduler:
             self._preempt(self.running[-1])
         return None
 
-    def _prefill(self, budget: int) -> list[Chunk]:
+    def _prefill(self, budget: int) -> list[WorkChunk]:
         """Plan chunks of prompts by rank, started ones and those that can be admitted now. What one leaves of
         its share goes to the next.
         """
-        chunks: list[Chunk] = []
+        chunks: list[WorkChunk] = []
         whole = self.limits.whole_rows
         started = [work for work in self.running if work.remaining > 1]
         wanted = list(merge(started, self.waiting[:LOOKED_AT], key=_rank)) if budget else []
@@ -197,7 +197,7 @@ class Scheduler:
         insort(self.running, work, key=_rank)
         return True
 
-    def _plan(self, work: Work, count: int) -> Chunk:
+    def _plan(self, work: Work, count: int) -> WorkChunk:
         sequence, start = work.sequence, work.computed
         assert sequence is not None
         before = list(sequence.pages)
@@ -206,7 +206,7 @@ class Scheduler:
         self.table.publish(sequence, work.computed)
         held = self.table.pages_for(work.computed)
         known = frozenset(i for i in range(held) if sequence.pages[i] != before[i])
-        return Chunk(work, start, count, work.remaining == 0, tuple(sequence.pages[:held]), known)
+        return WorkChunk(work, start, count, work.remaining == 0, tuple(sequence.pages[:held]), known)
 
     def _admit(self, work: Work) -> bool:
         """Give the work its longest cached prefix, and pages for its tokens. Returns whether there was

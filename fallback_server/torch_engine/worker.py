@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from nearfar.errors import CheckpointError, DeviceError
-from nearfar.fallback_server.framing import Source
-from nearfar.fallback_server.torch_engine.engine import Engine, Loaded
+from nearfar.fallback_server.framing import ByteSource
+from nearfar.fallback_server.torch_engine.engine import LoadedGrammar, TorchEngine
 from nearfar.fallback_server.torch_engine.messages import (
     BEAT,
     FromWorker,
@@ -42,7 +42,7 @@ def main() -> None:
     source = connection.makefile("rb")
     start = receive(source)
     assert isinstance(start, Start)
-    inbox: queue.SimpleQueue[ToWorker | Loaded] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToWorker | LoadedGrammar] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(source, inbox), daemon=True).start()
     options = start.options
     torch.set_num_threads(options.threads or within_quota(torch.get_num_threads()))
@@ -55,7 +55,7 @@ def main() -> None:
 
     try:
         model = load_model(start.path, options)
-        engine = Engine(model, make_cache(model, options), start.path, options, emit, inbox.put)
+        engine = TorchEngine(model, make_cache(model, options), start.path, options, emit, inbox.put)
     except (CheckpointError, DeviceError) as error:
         kind: Literal["CheckpointError", "DeviceError"] = (
             "CheckpointError" if isinstance(error, CheckpointError) else "DeviceError"
@@ -68,7 +68,7 @@ def main() -> None:
     engine.close()
 
 
-def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> bool:
+def _take_in(engine: TorchEngine, inbox: queue.SimpleQueue[ToWorker | LoadedGrammar]) -> bool:
     """Handle the messages that have arrived; wait for the next while there is nothing to compute. Returns
     False when it is time to end.
     """
@@ -83,7 +83,7 @@ def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> boo
         engine.handle(message)
 
 
-def _read(source: Source, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> None:
+def _read(source: ByteSource, inbox: queue.SimpleQueue[ToWorker | LoadedGrammar]) -> None:
     while (message := receive(source)) is not None:
         inbox.put(message)
     os._exit(0)  # the parent is gone: no request waits for its result, not even for this step's

@@ -39,7 +39,7 @@ _EMPHASIS = re.compile(r"(?<![A-Za-z])(?:NOT|EXCEPT|LEAST|BEST|MOST)(?![A-Za-z])
 
 
 @dataclass(frozen=True)
-class Parts:
+class PromptParts:
     """A prompt split into the text that was read, the question without its options, and the options."""
 
     text: str
@@ -52,7 +52,7 @@ class Parts:
         return len(self.options) >= 2
 
 
-def parts(prompt: str) -> Parts:
+def parts(prompt: str) -> PromptParts:
     """Shorten, fold, and split a prompt at lines that begin like `A. `, `B) ` or `(C) `. A closing `Answer:`
     is removed.
     """
@@ -64,7 +64,7 @@ def parts(prompt: str) -> Parts:
         prompt = prompt.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     text = _ANSWER.sub("", prompt.translate(_FOLD))
     stem, *options = _OPTION.split(text)
-    return Parts(text, stem, tuple(options))
+    return PromptParts(text, stem, tuple(options))
 
 
 def words(text: str) -> list[str]:
@@ -148,7 +148,7 @@ def _shape(text: str, words: Sequence[str]) -> dict[str, float]:
     }
 
 
-def _options(read: Parts, stem: Sequence[str]) -> dict[str, float]:
+def _options(read: PromptParts, stem: Sequence[str]) -> dict[str, float]:
     """Features of the first ten options: their length, similarity, and share of numbers."""
     options = read.options[:10]
     split = [words(option) for option in options]

@@ -29,7 +29,7 @@ SHORT = 80
 
 
 @dataclass(frozen=True)
-class Head:
+class LinearHead:
     """One linear model. It estimates the probability that the small model fails where the large one
     succeeds.
     """
@@ -65,8 +65,8 @@ class Difficulty:
 
     categories: tuple[str, ...]
     lexicon: Lexicon
-    open: Head
-    choice: Head
+    open: LinearHead
+    choice: LinearHead
     knots: tuple[float, ...]
 
     @classmethod
@@ -154,8 +154,8 @@ def _shipped() -> Difficulty:
     return Difficulty.load()
 
 
-def _head(data: Mapping[str, Any]) -> Head:
+def _head(data: Mapping[str, Any]) -> LinearHead:
     lists = {name: tuple(data[name]) for name in ("features", "mean", "scale", "weights")}
     if len({len(value) for value in lists.values()}) != 1:
         raise ValueError("features, mean, scale and weights differ in length")
-    return Head(**lists, slope=data["slope"], intercept=data["intercept"])
+    return LinearHead(**lists, slope=data["slope"], intercept=data["intercept"])

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nearfar.errors import NearfarError
 from nearfar.routing.difficulty.features import features, parts
-from nearfar.routing.difficulty.score import CLIP, FORMAT, Head, lexicon_of
+from nearfar.routing.difficulty.score import CLIP, FORMAT, LinearHead, lexicon_of
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -41,7 +41,7 @@ KNOTS = 21
 
 
 @dataclass(frozen=True)
-class Example:
+class GradedPrompt:
     """A prompt of one subject, and whether the weak and the strong model answered it correctly."""
 
     subject: str
@@ -71,7 +71,7 @@ class Table:
         return Table(self.names, self.values[rows], self.subjects[rows], self.failed[rows], self.won[rows])
 
 
-def read_routellm(folder: Path) -> list[Example]:
+def read_routellm(folder: Path) -> list[GradedPrompt]:
     """Read RouteLLM's correctness tables: gsm8k/gsm8k_responses.csv and mmlu/responses/mmlu_<subject>.csv."""
     files = sorted(folder.glob("mmlu/responses/mmlu_*.csv"))
     named = [(file.stem.removeprefix("mmlu_"), file) for file in files]
@@ -86,11 +86,11 @@ def read_routellm(folder: Path) -> list[Example]:
         with path.open(newline="", encoding="utf-8") as lines:
             rows = csv.reader(lines)
             next(rows)
-            found += [Example(subject, row[0], row[1] == "True", row[2] == "True") for row in rows]
+            found += [GradedPrompt(subject, row[0], row[1] == "True", row[2] == "True") for row in rows]
     return found
 
 
-def tabulate(examples: Sequence[Example], categories: dict[str, str], *, options: bool) -> Table:
+def tabulate(examples: Sequence[GradedPrompt], categories: dict[str, str], *, options: bool) -> Table:
     """Compute the features of every example, in order. `options=False` drops the options, as if the question
     were open.
     """
@@ -122,7 +122,7 @@ def within(values: Array, subjects: npt.NDArray[np.str_]) -> Array:
     return np.asarray(values - means[at])
 
 
-def fit_head(table: Table, names: Sequence[str], target: Array, ridge: float) -> Head:
+def fit_head(table: Table, names: Sequence[str], target: Array, ridge: float) -> LinearHead:
     """Fit a ridge regression within subjects; `train` sets the probability's curve."""
     raw = table.columns(names)
     mean, scale = raw.mean(axis=0), raw.std(axis=0)
@@ -131,28 +131,28 @@ def fit_head(table: Table, names: Sequence[str], target: Array, ridge: float) ->
     x = within(np.clip((raw - mean) / scale, -CLIP, CLIP) * used, table.subjects)
     weights = np.linalg.solve(x.T @ x + ridge * np.eye(len(names)), x.T @ within(target, table.subjects))
     kept = tuple(name for name, some in zip(names, used, strict=True) if some)
-    return Head(kept, _rounded(mean[used]), _rounded(scale[used]), _rounded(weights[used]), 1.0, 0.0)
+    return LinearHead(kept, _rounded(mean[used]), _rounded(scale[used]), _rounded(weights[used]), 1.0, 0.0)
 
 
 def _rounded(values: Array) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values)
 
 
-def fit_open(table: Table) -> Head:
+def fit_open(table: Table) -> LinearHead:
     """Fit the head for open prompts. Its label is that the weak model fails, which has far less noise than
     which model wins.
     """
     return fit_head(table, OPEN, table.failed, RIDGE["open"])
 
 
-def fit_choice(table: Table) -> Head:
+def fit_choice(table: Table) -> LinearHead:
     """Fit the head for multiple choice. Its label is "the strong one wins" plus half of "the weak one
     fails".
     """
     return fit_head(table, choice_features(table), table.won + 0.5 * table.failed, RIDGE["choice"])
 
 
-def apply(head: Head, table: Table) -> Array:
+def apply(head: LinearHead, table: Table) -> Array:
     """Return the linear scores [examples]."""
     x = (table.columns(head.features) - np.array(head.mean)) / np.array(head.scale)
     return np.asarray(np.clip(x, -CLIP, CLIP) @ np.array(head.weights))
@@ -188,7 +188,7 @@ def logistic(scores: Array, labels: Array, weights: Array) -> tuple[float, float
     return float(w[0]), float(w[1])
 
 
-def train(examples: Sequence[Example], categories: dict[str, str], *, seed: int = 0) -> dict[str, Any]:
+def train(examples: Sequence[GradedPrompt], categories: dict[str, str], *, seed: int = 0) -> dict[str, Any]:
     """Train on all examples; the scores of held-out subjects set the curves and the knots. Returns the data
     of model.json.
     """

@@ -11,7 +11,7 @@ from nearfar.fallback_server.engines.choosing import AutoModels, Standing
 from nearfar.routing.decision import decide
 from nearfar.routing.difficulty.score import messages_to_prompt, score
 from nearfar.routing.policy import Policy
-from nearfar.routing.types import FEATURES, CloudState, DeviceState, Request
+from nearfar.routing.types import FEATURES, CloudState, DeviceState, RouteRequest
 
 UNKNOWN = 2**31 - 1
 """Context length in tokens of a model whose server does not tell it."""
@@ -51,7 +51,7 @@ class Chooser:
 
     def __call__(self, request: EngineRequest, tokens: int, small: Standing, large: Standing) -> bool | None:
         """Whether the large model answers; None where neither can."""
-        asked = Request(
+        asked = RouteRequest(
             tokens,
             request.max_tokens or self._policy.default_max_tokens,
             difficulty=score(_prompt(request)),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from nearfar.format import manifest
-from nearfar.format.manifest import Param, Requires
+from nearfar.format.manifest import KernelParam, Requires
 from nearfar.kernels.emission import EmitContext, module_of, plan_file, sha256_of, write_plans
-from nearfar.kernels.program import Program
+from nearfar.kernels.program import LoweredProgram
 from nearfar.targets.cpu.codegen import compile_library
 from nearfar.targets.cpu.kernels.extents import closed
 from nearfar.targets.cpu.variants import CpuVariant
 
 
-def emit(program: Program, context: EmitContext) -> manifest.Program:
+def emit(program: LoweredProgram, context: EmitContext) -> manifest.Program:
     """Write the library and the plans; return the program's record in the manifest."""
     assert isinstance(program.variant, CpuVariant)
     unit, platform = program.variant.unit, program.variant.platform
@@ -24,7 +24,9 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
     return record(program, context, requires, library)
 
 
-def record(program: Program, context: EmitContext, requires: Requires, library: str) -> manifest.Program:
+def record(
+    program: LoweredProgram, context: EmitContext, requires: Requires, library: str
+) -> manifest.Program:
     """Write the plans; return the record of a program whose library is already written."""
     launches = {
         plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
@@ -46,14 +48,14 @@ def record(program: Program, context: EmitContext, requires: Requires, library: 
     )
 
 
-def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
+def _params(func: Any, context: EmitContext, program: LoweredProgram, kernel: str) -> tuple[KernelParam, ...]:
     """Dtype and shape of each parameter of a kernel.
 
     The rows are those of the plan that launches the kernel; other symbolic extents get the name that the
     buffer has in the manifest.
     """
     plan, launch = next((plan, la) for plan in program.plans for la in plan.launches if la.kernel == kernel)
-    out: list[Param] = []
+    out: list[KernelParam] = []
     for param, arg in zip(func.params, launch.args, strict=True):
         shape = closed(param.shape, plan.size)
         known = (
@@ -61,5 +63,5 @@ def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> t
             if None in shape
             else tuple(d for d in shape if d is not None)
         )
-        out.append(Param(str(param.dtype), known))
+        out.append(KernelParam(str(param.dtype), known))
     return tuple(out)

@@ -6,8 +6,8 @@ inputs are broadcast, and every lane sums its own row: no horizontal additions. 
 blocks with zeros. A *span* of a block has lines of codes and lines of their scales: a thread reads one
 stream from end to end. A span is a group, followed by a line of 16 scales and 16 biases; or two groups,
 followed by a line of 16 scales of each; or lines of integer scales and offsets and a line of their 16 and 16
-float16 factors, followed by the groups of a superblock (Layout). A last span of one group has zeros in place
-of the second.
+float16 factors, followed by the groups of a superblock (BlockLayout). A last span of one group has zeros in
+place of the second.
 
 Codes of 2, 4 and 8 bits fill 32-bit words. Codes of 3, 5 and 6 bits are split into two planes, so that memory
 is read at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the
@@ -31,7 +31,7 @@ import numpy as np
 
 from nearfar.kernels.bundles import Bundles
 from nearfar.kernels.codes import U8, U32, unpack_codes
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantPieces, QuantTensor
 from nearfar.step.model import Step
 
 ROWS = 16
@@ -88,7 +88,7 @@ def blocks(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """The order of the lines of a block of a quantized matrix; sizes are numbers of inputs, `lines` of
     lines.
     """
@@ -171,7 +171,7 @@ class Layout:
         return self.code_lines + self.scale_lines
 
 
-def parts(matrix: Matrix) -> tuple[Part, ...]:
+def parts(matrix: Matrix) -> tuple[PackedArray, ...]:
     """The packed arrays of a matrix: `blocks` if it is quantized, otherwise `dense`; those of its pieces,
     `<part>.<piece>`, if it has any. Each matrix of a stack begins with a block.
     """
@@ -183,9 +183,9 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
         )
     nb, k = matrix.stack * blocks(matrix.each.n), matrix.k
     if not matrix.quantized:
-        return (Part("dense", (nb, k, ROWS), "float16" if matrix.bits == 16 else "float32"),)
-    layout = Layout(matrix)
-    return (Part("blocks", (nb, layout.spans, layout.lines, ROWS), "uint32"),)
+        return (PackedArray("dense", (nb, k, ROWS), "float16" if matrix.bits == 16 else "float32"),)
+    layout = BlockLayout(matrix)
+    return (PackedArray("blocks", (nb, layout.spans, layout.lines, ROWS), "uint32"),)
 
 
 def _by_block(array: Array, n: int) -> Array:
@@ -195,7 +195,7 @@ def _by_block(array: Array, n: int) -> Array:
     return np.moveaxis(padded.reshape(-1, ROWS, *array.shape[1:]), 1, -1)
 
 
-def _planes(layout: Layout, words: U32) -> list[U32]:
+def _planes(layout: BlockLayout, words: U32) -> list[U32]:
     """The planes [rows, cells, lines] of some rows, whose codes are in order in words [rows, k*bits/32]."""
     shape = (len(words), layout.matrix.k // layout.cell)
     if len(layout.planes) == 1:
@@ -242,7 +242,7 @@ def pack(matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Arr
     if not isinstance(tensor, QuantTensor):
         dtype = np.float16 if matrix.bits == 16 else np.float32
         return (np.ascontiguousarray(_by_block(np.asarray(tensor, dtype), matrix.n)),)
-    (part,), layout = parts(matrix), Layout(matrix)
+    (part,), layout = parts(matrix), BlockLayout(matrix)
     packed = np.zeros(part.shape, np.uint32)
     some = max(1, AT_ONCE * 32 // (matrix.k * matrix.bits * ROWS)) * ROWS
     for row in range(0, matrix.n, some):
@@ -267,7 +267,7 @@ def _put(packed: U32, plane: U32, begin: int, lines: int, cell: int) -> None:
         packed[:, : some.shape[1], j * cell + begin : j * cell + begin + lines] = some
 
 
-def _scales(layout: Layout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
+def _scales(layout: BlockLayout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
     """The scales and offsets of some rows: the first line of a span, and [blocks, spans, lines * ROWS]."""
     n, last = len(tensor.scales), layout.level_starts[-1]
     if tensor.units is None:
@@ -287,7 +287,7 @@ def _scales(layout: Layout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
         yield start, lines.reshape(*lines.shape[:2], -1)
 
 
-def _halves(layout: Layout, values: Array) -> U32:
+def _halves(layout: BlockLayout, values: Array) -> U32:
     """Float16 values [rows, those of all spans] as lines [blocks, spans, ROWS]: one or two of each row in
     half a line each; zeros where a span has only one.
     """

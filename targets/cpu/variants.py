@@ -14,7 +14,7 @@ from nearfar.targets.cpu.platforms import Platform, host, platforms
 from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, CARRIED, UNITS, Unit, unit_named
 
 if TYPE_CHECKING:
-    from nearfar.kernels.planned import Asked
+    from nearfar.kernels.planned import VariantOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class CpuVariant(Variant):
     platform: Platform
 
 
-def variants(asked: Asked) -> tuple[CpuVariant, ...]:
+def variants(asked: VariantOptions) -> tuple[CpuVariant, ...]:
     """One variant for each platform of `asked.cpu`, bits of `asked.kv_bits` and unit of `asked.cpu_features`,
     the best unit first.
 

@@ -34,7 +34,7 @@ from nearfar.kernels.jobs import (
     Ssm,
 )
 from nearfar.kernels.pieces import placed
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.activations import gelu_erf, gelu_tanh
@@ -76,7 +76,7 @@ class GpuKernels:
         """Dtype of activations: float16 in f16 programs, except the residual stream."""
         return "float16" if self.tuning.half else "float32"
 
-    def parts(self, matrix: Matrix) -> tuple[Part, ...]:
+    def parts(self, matrix: Matrix) -> tuple[PackedArray, ...]:
         """The packed arrays of a matrix."""
         return pieces.parts(matrix, self.binding)
 

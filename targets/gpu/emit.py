@@ -12,7 +12,7 @@ from nearfar.format import figures, manifest
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Kernel, Requires
 from nearfar.kernels.emission import EmitContext, plan_file, write_plans
-from nearfar.kernels.program import Program
+from nearfar.kernels.program import LoweredProgram
 from nearfar.targets.gpu.figures import figures_of
 
 
@@ -36,7 +36,7 @@ def shader_record(
 
 
 def gpu_program(
-    program: Program,
+    program: LoweredProgram,
     context: EmitContext,
     kernels: dict[str, Kernel],
     made: Mapping[str, Any],
@@ -60,7 +60,7 @@ def gpu_program(
     )
 
 
-def _write_figures(program: Program, context: EmitContext) -> manifest.File:
+def _write_figures(program: LoweredProgram, context: EmitContext) -> manifest.File:
     """Write the figures of the program's kernels, for `nearfar inspect --kernels`."""
     path = context.root / "figures" / f"{program.name}.json"
     path.parent.mkdir(exist_ok=True)
@@ -80,7 +80,7 @@ def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:
     return {"kernel": kernel, "grid": list(made.grid), "args": bound}
 
 
-def largest_buffer(program: Program, context: EmitContext) -> int:
+def largest_buffer(program: LoweredProgram, context: EmitContext) -> int:
     """Bytes of the largest buffer of a fixed size (the cache's size depends on its budget)."""
     sizes = [context.largest_weight, *program.workspace]
     for buffer in context.buffers.values():

@@ -26,7 +26,7 @@ SPLIT: dict[int, tuple[int, ...]] = {4: (4,), 6: (4, 2), 8: (8,)}
 
 
 @dataclass(frozen=True)
-class Plane:
+class LevelPlane:
     """`bits` bits of every integer, from bit `low` of it on; the plane begins at row `first`. A group's field
     has `field` bits: those of its scale and offset.
     """
@@ -43,12 +43,12 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Levels:
+class LevelRows:
     """Where the integers and the factors of a matrix lie: factors begin at row `factors` of `rows`, and those
     of `shared` superblocks share a word.
     """
 
-    planes: tuple[Plane, ...]
+    planes: tuple[LevelPlane, ...]
     factors: int
     rows: int
     groups: int
@@ -56,23 +56,23 @@ class Levels:
     shared: int
 
     @staticmethod
-    def of(matrix: Matrix) -> Levels | None:
+    def of(matrix: Matrix) -> LevelRows | None:
         """The layout of a matrix's integer scales; None where it has none."""
         scales = matrix.scales
         if not matrix.quantized or not scales.superblock:
             return None
         planes, low, first = [], 0, 0
         for bits in SPLIT[scales.bits]:
-            planes.append(Plane(bits, low, first, bits * scales.values))
+            planes.append(LevelPlane(bits, low, first, bits * scales.values))
             low, first = low + bits, first + matrix.k // matrix.group * planes[-1].field // WORD
         shared = 1 if scales.offsets else 2
         rows = first - -(matrix.k // scales.superblock) // shared
-        return Levels(tuple(planes), first, rows, scales.superblock // matrix.group, shared)
+        return LevelRows(tuple(planes), first, rows, scales.superblock // matrix.group, shared)
 
 
 def pack_levels(matrix: Matrix, tensor: QuantTensor) -> npt.NDArray[np.uint32]:
     """Pack the integers and factors of a matrix: uint32 [rows, n]."""
-    levels, offsets = Levels.of(matrix), matrix.scales.offsets
+    levels, offsets = LevelRows.of(matrix), matrix.scales.offsets
     assert levels is not None
     assert tensor.units is not None
     integers = [tensor.scales, tensor.biases] if offsets else [tensor.scales]

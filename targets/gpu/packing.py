@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.kernels.codes import pack_codes
-from nearfar.kernels.quantized import Array, Held, Matrix, Part, QuantTensor
-from nearfar.targets.gpu.levels import Levels, pack_levels
+from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantTensor, StorableMatrices
+from nearfar.targets.gpu.levels import LevelRows, pack_levels
 
-HELD = Held(widens=True)
+HELD = StorableMatrices(widens=True)
 """What artifacts store. Rows with scales of one level are stored alike: few bytes buy fewer kernels."""
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of the planes into which codes are split, the low ones first; a word has whole codes."""
 
 
-def parts(matrix: Matrix) -> tuple[Part, ...]:
+def parts(matrix: Matrix) -> tuple[PackedArray, ...]:
     """The packed arrays of a matrix.
 
     Quantized: `codes`, low bits first along k, and `scale_bias`, the float16 bits of a group's scale in the
@@ -36,15 +36,15 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
     """
     n, k = matrix.n, matrix.k
     if matrix.quantized:
-        codes = Part("codes", (k * matrix.bits // 32, n), "uint32")
-        if (levels := Levels.of(matrix)) is not None:
-            return codes, Part("levels", (levels.rows, n), "uint32")
+        codes = PackedArray("codes", (k * matrix.bits // 32, n), "uint32")
+        if (levels := LevelRows.of(matrix)) is not None:
+            return codes, PackedArray("levels", (levels.rows, n), "uint32")
         if not matrix.scales.offsets:
-            return codes, Part("scales", (k // matrix.group, (n + 1) // 2), "uint32")
-        return codes, Part("scale_bias", (k // matrix.group, n), "uint32")
+            return codes, PackedArray("scales", (k // matrix.group, (n + 1) // 2), "uint32")
+        return codes, PackedArray("scale_bias", (k // matrix.group, n), "uint32")
     if matrix.bits == 16:
-        return (Part("pairs", ((k + 1) // 2, n), "uint32"),)
-    return (Part("values", (k, n), "float32"),)
+        return (PackedArray("pairs", ((k + 1) // 2, n), "uint32"),)
+    return (PackedArray("values", (k, n), "float32"),)
 
 
 def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:

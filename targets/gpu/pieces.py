@@ -13,7 +13,7 @@ from dataclasses import replace
 from nearfar.errors import BuildError
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.kernels.pieces import MatrixPiece, placed
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantPieces, QuantTensor
 from nearfar.targets.gpu import packing
 
 BINDING = 128 << 20
@@ -48,7 +48,7 @@ def _cut(matrix: Matrix, binding: int) -> tuple[MatrixPiece, ...]:
     return tuple(MatrixPiece(first, replace(matrix, n=min(each.n, matrix.n - first))) for first in firsts)
 
 
-def parts(matrix: Matrix, binding: int = BINDING) -> tuple[Part, ...]:
+def parts(matrix: Matrix, binding: int = BINDING) -> tuple[PackedArray, ...]:
     """The packed arrays of a matrix: those of its pieces, piece after piece, `<part>.<piece>` where it has
     several.
     """

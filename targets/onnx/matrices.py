@@ -31,7 +31,7 @@ def write_matrix(
     files: ExternalWriter, name: str, matrix: Matrix, tensor: QuantTensor | Array, int8: bool
 ) -> dict[str, Placed]:
     """Append a matrix's arrays to the files; returns their places, by the last part of their names. `int8`:
-    as in Products.
+    as in MatrixNodes.
 
     Dense: `weight` [n, k], float16 or float32. Quantized: `codes` uint8 [n, k/group, group·bits/8], the first
     code in the lowest bits; `scales` float16 [n, k/group]; `zeros` uint8 [n, k/group·bits/8, rounded up] if
@@ -91,7 +91,7 @@ def _packed_rows(zeros: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint
 
 
 @dataclass
-class Products:
+class MatrixNodes:
     """Adds nodes for products with a model's matrices, and for lookups of their rows.
 
     `int8`: rows are rounded to int8 by groups for MatMulNBits (its accuracy_level 4), as in the cpu target's

@@ -9,7 +9,7 @@ from nearfar.step.model import Model
 from nearfar.step.ops import RopeAppend
 from nearfar.targets.onnx.external import Placed
 from nearfar.targets.onnx.graph import Extents, Graph
-from nearfar.targets.onnx.matrices import Products
+from nearfar.targets.onnx.matrices import MatrixNodes
 
 Pair = tuple[str, str]
 """Two values: keys and values, or cosines and sines."""
@@ -34,7 +34,7 @@ class StepGraph:
         """`placed`: the arrays of each matrix; `single`: vectors and tables of rotations by name."""
         self.step, self._single = model.step, single
         self.graph = Graph(model.architecture)
-        self.products = Products(self.graph, matrices, placed, int8)
+        self.products = MatrixNodes(self.graph, matrices, placed, int8)
         self.values: dict[str, str] = {}
         self.projected: dict[str, tuple[str, RopeAppend]] = {}
         self.shared = _shared_caches(model)

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from nearfar.errors import BuildError
 
-from .opcodes import Capability, Glsl, Op
+from .opcodes import Capability, Glsl, Opcode
 from .spirv import Builder
 
 Number = int | float | bool
@@ -57,24 +57,25 @@ def dtype_of(name: str) -> Dtype:
 
 
 _FLOAT_OPS = {
-    "add": Op.F_ADD,
-    "sub": Op.F_SUB,
-    "mul": Op.F_MUL,
-    "div": Op.F_DIV,
-    "mod": Op.F_REM,
-    "floormod": Op.F_MOD,
+    "add": Opcode.F_ADD,
+    "sub": Opcode.F_SUB,
+    "mul": Opcode.F_MUL,
+    "div": Opcode.F_DIV,
+    "mod": Opcode.F_REM,
+    "floormod": Opcode.F_MOD,
 }
 _INT_OPS = {
-    "add": Op.I_ADD, "sub": Op.I_SUB, "mul": Op.I_MUL, "and": Op.BITWISE_AND, "or": Op.BITWISE_OR,
-    "xor": Op.BITWISE_XOR, "shl": Op.SHIFT_LEFT_LOGICAL,
+    "add": Opcode.I_ADD, "sub": Opcode.I_SUB, "mul": Opcode.I_MUL, "and": Opcode.BITWISE_AND,
+    "or": Opcode.BITWISE_OR, "xor": Opcode.BITWISE_XOR, "shl": Opcode.SHIFT_LEFT_LOGICAL,
 }  # fmt: skip
-_SHIFT_RIGHT = {"i": Op.SHIFT_RIGHT_ARITHMETIC, "u": Op.SHIFT_RIGHT_LOGICAL}
+_SHIFT_RIGHT = {"i": Opcode.SHIFT_RIGHT_ARITHMETIC, "u": Opcode.SHIFT_RIGHT_LOGICAL}
 _COMPARE = {
-    "eq": (Op.I_EQUAL, Op.I_EQUAL, Op.F_ORD_EQUAL),
-    "ne": (Op.I_NOT_EQUAL, Op.I_NOT_EQUAL, Op.F_UNORD_NOT_EQUAL), "lt": (Op.S_LESS, Op.U_LESS, Op.F_ORD_LESS),
-    "le": (Op.S_LESS_EQUAL, Op.U_LESS_EQUAL, Op.F_ORD_LESS_EQUAL),
-    "gt": (Op.S_GREATER, Op.U_GREATER, Op.F_ORD_GREATER),
-    "ge": (Op.S_GREATER_EQUAL, Op.U_GREATER_EQUAL, Op.F_ORD_GREATER_EQUAL),
+    "eq": (Opcode.I_EQUAL, Opcode.I_EQUAL, Opcode.F_ORD_EQUAL),
+    "ne": (Opcode.I_NOT_EQUAL, Opcode.I_NOT_EQUAL, Opcode.F_UNORD_NOT_EQUAL),
+    "lt": (Opcode.S_LESS, Opcode.U_LESS, Opcode.F_ORD_LESS),
+    "le": (Opcode.S_LESS_EQUAL, Opcode.U_LESS_EQUAL, Opcode.F_ORD_LESS_EQUAL),
+    "gt": (Opcode.S_GREATER, Opcode.U_GREATER, Opcode.F_ORD_GREATER),
+    "ge": (Opcode.S_GREATER_EQUAL, Opcode.U_GREATER_EQUAL, Opcode.F_ORD_GREATER_EQUAL),
 }  # fmt: skip
 _FOLD: dict[str, Callable[[int, int], int]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_,
@@ -172,8 +173,8 @@ class Arithmetic:
             return value
         builder, kind = self.builder, self.builder.int_type()
         if dtype.kind == "u":
-            return builder.pure(Op.BITWISE_AND, kind, value, builder.u32((1 << dtype.bits) - 1))
-        return builder.pure(Op.BIT_FIELD_S_EXTRACT, kind, value, builder.u32(0), builder.u32(dtype.bits))
+            return builder.pure(Opcode.BITWISE_AND, kind, value, builder.u32((1 << dtype.bits) - 1))
+        return builder.pure(Opcode.BIT_FIELD_S_EXTRACT, kind, value, builder.u32(0), builder.u32(dtype.bits))
 
     def binary(self, name: str, dtype: Dtype, a: int, b: int) -> int:
         """Compute add, sub, mul, div, mod (towards zero), floordiv, floormod, min, max, and, or, xor, shl or
@@ -215,7 +216,7 @@ class Arithmetic:
 
     def part(self, vector: int, element: int, place: int) -> int:
         """One number of a vector; `element` is their type."""
-        made = self.builder.pure(Op.COMPOSITE_EXTRACT, element, vector, place)
+        made = self.builder.pure(Opcode.COMPOSITE_EXTRACT, element, vector, place)
         self._parts[made] = vector, place
         return made
 
@@ -226,7 +227,7 @@ class Arithmetic:
         if vector and found == [(vector, place) for place in range(WIDTH)]:
             return vector
         kind = self.builder.vector_type(element, len(values))
-        return self.builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
+        return self.builder.pure(Opcode.COMPOSITE_CONSTRUCT, kind, *values)
 
     def vector(self, name: str, operands: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Compute add, sub, mul or fma (a·b + c) for vectors of float16."""
@@ -240,7 +241,7 @@ class Arithmetic:
         return tuple(self.part(made, element, place) for place in range(WIDTH))
 
     def _logical(self, name: str, a: int, b: int) -> int:
-        op = {"and": Op.LOGICAL_AND, "or": Op.LOGICAL_OR, "xor": Op.LOGICAL_NOT_EQUAL}.get(name)
+        op = {"and": Opcode.LOGICAL_AND, "or": Opcode.LOGICAL_OR, "xor": Opcode.LOGICAL_NOT_EQUAL}.get(name)
         if op is None:
             raise BuildError(f"{name} of bool has no SPIR-V code")
         for one, other in ((a, b), (b, a)):
@@ -265,7 +266,7 @@ class Arithmetic:
     def _float(self, name: str, dtype: Dtype, a: int, b: int) -> int:
         kind = self.computes(dtype)
         if name == "floordiv":
-            return self.builder.glsl(Glsl.FLOOR, kind, self.builder.pure(Op.F_DIV, kind, a, b))
+            return self.builder.glsl(Glsl.FLOOR, kind, self.builder.pure(Opcode.F_DIV, kind, a, b))
         if name not in _FLOAT_OPS:
             raise BuildError(f"{name} of {dtype} has no SPIR-V code")
         return self.builder.pure(_FLOAT_OPS[name], kind, a, b)
@@ -282,13 +283,13 @@ class Arithmetic:
             )
             return self.constant(dtype, quotient if name.endswith("div") else x - quotient * y)
         if dtype.kind == "u":
-            return builder.pure(Op.U_DIV if name.endswith("div") else Op.U_MOD, kind, a, b)
+            return builder.pure(Opcode.U_DIV if name.endswith("div") else Opcode.U_MOD, kind, a, b)
         if name == "floormod" and y is not None and y > 0 and y & (y - 1) == 0:
-            return builder.pure(Op.BITWISE_AND, kind, a, self.constant(dtype, y - 1))
+            return builder.pure(Opcode.BITWISE_AND, kind, a, self.constant(dtype, y - 1))
         if name == "floordiv" and y is not None and y > 0 and y & (y - 1) == 0:
             return self.binary("shr", dtype, a, self.constant(dtype, y.bit_length() - 1))
         wide = Dtype("i", max(dtype.bits, 32))
-        quotient = builder.pure(Op.S_DIV, kind, a, b)
+        quotient = builder.pure(Opcode.S_DIV, kind, a, b)
         if name == "div":
             return self.wrap(dtype, quotient)
         rest = self.binary("sub", wide, a, self.binary("mul", wide, quotient, b))
@@ -308,7 +309,7 @@ class Arithmetic:
         if x is not None and y is not None:
             return self.constant(BOOL, _FOLD_COMPARE[name](x, y))
         if dtype.kind == "b":
-            op = {"eq": Op.LOGICAL_EQUAL, "ne": Op.LOGICAL_NOT_EQUAL}.get(name)
+            op = {"eq": Opcode.LOGICAL_EQUAL, "ne": Opcode.LOGICAL_NOT_EQUAL}.get(name)
             if op is None:
                 raise BuildError(f"{name} of bool has no SPIR-V code")
             return self.builder.pure(op, self.builder.bool_type(), a, b)
@@ -320,18 +321,18 @@ class Arithmetic:
         known = self._known.get(a)
         if known is not None:
             return self.constant(BOOL, not known)
-        return self.builder.pure(Op.LOGICAL_NOT, self.builder.bool_type(), a)
+        return self.builder.pure(Opcode.LOGICAL_NOT, self.builder.bool_type(), a)
 
     def invert(self, dtype: Dtype, a: int) -> int:
         """Bitwise not."""
-        return self.wrap(dtype, self.builder.pure(Op.NOT, self.type_of(dtype), a))
+        return self.wrap(dtype, self.builder.pure(Opcode.NOT, self.type_of(dtype), a))
 
     def select(self, dtype: Dtype, condition: int, a: int, b: int) -> int:
         """`a` where the condition holds, else `b`; both are computed."""
         known = self._known.get(condition)
         if known is not None or a == b:
             return a if known or a == b else b
-        return self.builder.pure(Op.SELECT, self.computes(dtype), condition, a, b)
+        return self.builder.pure(Opcode.SELECT, self.computes(dtype), condition, a, b)
 
 
 def _float_bits(dtype: Dtype, number: float) -> int:

@@ -7,7 +7,7 @@ import struct
 from nearfar.errors import BuildError
 
 from .arithmetic import F16, F32, U32, Arithmetic, Dtype, Number
-from .opcodes import Glsl, Op
+from .opcodes import Glsl, Opcode
 
 
 class Conversions:
@@ -34,14 +34,14 @@ class Conversions:
         if source.kind == "f":
             return self._of_float(source, to, value)
         if to.kind == "f":
-            op = Op.CONVERT_S_TO_F if source.kind == "i" else Op.CONVERT_U_TO_F
+            op = Opcode.CONVERT_S_TO_F if source.kind == "i" else Opcode.CONVERT_U_TO_F
             return self.cast(F32, to, self._builder.pure(op, arithmetic.type_of(F32), value))
         return self._of_integer(source, to, value)
 
     def _of_integer(self, source: Dtype, to: Dtype, value: int) -> int:
         held, wanted = max(source.bits, 32), max(to.bits, 32)
         if held != wanted:
-            op = Op.S_CONVERT if source.kind == "i" and wanted > held else Op.U_CONVERT
+            op = Opcode.S_CONVERT if source.kind == "i" and wanted > held else Opcode.U_CONVERT
             value = self._builder.pure(op, self._builder.int_type(wanted), value)
         fits = source.bits < to.bits and (source.kind == "u" or to.kind == "i")
         return value if fits else self._arithmetic.wrap(to, value)
@@ -49,10 +49,10 @@ class Conversions:
     def _of_float(self, source: Dtype, to: Dtype, value: int) -> int:
         arithmetic, builder = self._arithmetic, self._builder
         if to.kind == "f":
-            return builder.pure(Op.F_CONVERT, arithmetic.type_of(to), value)
+            return builder.pure(Opcode.F_CONVERT, arithmetic.type_of(to), value)
         value = self.cast(source, F32, value)
         low, high = (-(1 << (to.bits - 1)), 1 << (to.bits - 1)) if to.kind == "i" else (0, 1 << to.bits)
-        op = Op.CONVERT_F_TO_S if to.kind == "i" else Op.CONVERT_F_TO_U
+        op = Opcode.CONVERT_F_TO_S if to.kind == "i" else Opcode.CONVERT_F_TO_U
         # The conversion of numbers out of range is undefined, so limits are selected after it. A number above
         # `low` is not NaN.
         made = builder.pure(op, arithmetic.type_of(to), value)
@@ -61,7 +61,7 @@ class Conversions:
         made = arithmetic.select(to, below, made, arithmetic.constant(to, low))
         made = arithmetic.select(to, above, arithmetic.constant(to, high - 1), made)
         if to.kind == "i":
-            nan = builder.pure(Op.IS_NAN, builder.bool_type(), value)
+            nan = builder.pure(Opcode.IS_NAN, builder.bool_type(), value)
             made = arithmetic.select(to, nan, arithmetic.constant(to, 0), made)
         return made
 
@@ -83,26 +83,26 @@ class Conversions:
             bits = self.packed(self.cast(F16, F32, value))
             return self.cast(Dtype("u", 16), to, bits)
         if "f" in (source.kind, to.kind):
-            return builder.pure(Op.BITCAST, arithmetic.type_of(to), value)
+            return builder.pure(Opcode.BITCAST, arithmetic.type_of(to), value)
         return arithmetic.wrap(to, value)
 
     def half(self, word: int, which: int) -> int:
         """The float16 in the low (0) or high (1) half of a word, as float32. Needs no float16 feature."""
         builder, kind = self._builder, self._arithmetic.type_of(F32)
         pair = builder.glsl(Glsl.UNPACK_HALF_2X16, builder.vector_type(kind, 2), word)
-        return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)
+        return builder.pure(Opcode.COMPOSITE_EXTRACT, kind, pair, which)
 
     def half_of(self, word: int, which: int) -> int:
         """One float16 half of a word."""
         builder, kind = self._builder, self._arithmetic.computes(F16)
-        pair = builder.pure(Op.BITCAST, builder.vector_type(kind, 2), word)
-        return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)
+        pair = builder.pure(Opcode.BITCAST, builder.vector_type(kind, 2), word)
+        return builder.pure(Opcode.COMPOSITE_EXTRACT, kind, pair, which)
 
     def packed(self, value: int) -> int:
         """The float16 bits of a float32, as uint16."""
         builder, kind = self._builder, self._arithmetic.type_of(F32)
         zero = self._arithmetic.constant(F32, 0.0)
-        pair = builder.pure(Op.COMPOSITE_CONSTRUCT, builder.vector_type(kind, 2), value, zero)
+        pair = builder.pure(Opcode.COMPOSITE_CONSTRUCT, builder.vector_type(kind, 2), value, zero)
         return builder.glsl(Glsl.PACK_HALF_2X16, self._arithmetic.type_of(U32), pair)
 
 

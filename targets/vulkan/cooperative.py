@@ -8,7 +8,7 @@ memory, whose rows are `stride` elements of the buffer apart:
 All lanes of a subgroup must make each call together.
 
 The extension requires Vulkan's memory model, in which workgroup memory is private to a thread unless every
-access to it, and every barrier, says otherwise: see Memory and Walker.
+access to it, and every barrier, says otherwise: see BufferPlaces and Walker.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from nearfar.errors import BuildError
 
 from .arithmetic import F16, F32, Arithmetic
-from .opcodes import NON_PRIVATE, SCOPE_SUBGROUP, Capability, Op
-from .places import Memory
+from .opcodes import NON_PRIVATE, SCOPE_SUBGROUP, Capability, Opcode
+from .places import BufferPlaces
 
 USE_A, USE_B, USE_SUM = 0, 1, 2
 ROW_MAJOR = 0
@@ -29,7 +29,7 @@ PREFIX = "cooperative_"
 class Cooperative:
     """Writes the cooperative-matrix calls of a function."""
 
-    def __init__(self, arithmetic: Arithmetic, memory: Memory) -> None:
+    def __init__(self, arithmetic: Arithmetic, memory: BufferPlaces) -> None:
         self._arithmetic, self._memory, self._builder = arithmetic, memory, arithmetic.builder
         self._sums: dict[int, int] = {}
 
@@ -40,13 +40,15 @@ class Cooperative:
             case "clear", [number, _], []:
                 zero = self._arithmetic.constant(F32, 0.0)
                 kind = self._type(USE_SUM, size)
-                self._builder.emit(Op.STORE, self._sum(number, size), self._builder.all_of(kind, zero))
+                self._builder.emit(Opcode.STORE, self._sum(number, size), self._builder.all_of(kind, zero))
             case "add", [number, a_stride, b_stride, _], [a, b]:
                 self._add(self._sum(number, size), (a, a_stride), (b, b_stride), size)
             case "store", [number, stride, _], [to]:
-                value = self._builder.value(Op.LOAD, self._type(USE_SUM, size), self._sum(number, size))
+                value = self._builder.value(Opcode.LOAD, self._type(USE_SUM, size), self._sum(number, size))
                 u32 = self._builder.u32
-                self._builder.emit(Op.COOPERATIVE_STORE, to, value, u32(ROW_MAJOR), u32(stride), NON_PRIVATE)
+                self._builder.emit(
+                    Opcode.COOPERATIVE_STORE, to, value, u32(ROW_MAJOR), u32(stride), NON_PRIVATE
+                )
                 self._memory.disturb()
             case _:
                 raise BuildError(f"{name} of {numbers} and {len(pointers)} pointers has no SPIR-V code")
@@ -54,13 +56,15 @@ class Cooperative:
     def _add(self, sum_: int, a: tuple[int, int], b: tuple[int, int], size: int) -> None:
         builder, kind = self._builder, self._type(USE_SUM, size)
         tiles = [self._loaded(use, size, *place) for use, place in ((USE_A, a), (USE_B, b))]
-        added = builder.value(Op.COOPERATIVE_MUL_ADD, kind, *tiles, builder.value(Op.LOAD, kind, sum_))
-        builder.emit(Op.STORE, sum_, added)
+        added = builder.value(
+            Opcode.COOPERATIVE_MUL_ADD, kind, *tiles, builder.value(Opcode.LOAD, kind, sum_)
+        )
+        builder.emit(Opcode.STORE, sum_, added)
 
     def _loaded(self, use: int, size: int, pointer: int, stride: int) -> int:
         u32 = self._builder.u32
         where = pointer, u32(ROW_MAJOR), u32(stride), NON_PRIVATE
-        return self._builder.value(Op.COOPERATIVE_LOAD, self._type(use, size), *where)
+        return self._builder.value(Opcode.COOPERATIVE_LOAD, self._type(use, size), *where)
 
     def _sum(self, number: int, size: int) -> int:
         if number not in self._sums:
@@ -73,7 +77,7 @@ class Cooperative:
         element = self._arithmetic.computes(F32 if use == USE_SUM else F16)
         u32 = builder.u32
         return builder.declare(
-            Op.TYPE_COOPERATIVE_MATRIX, element, u32(SCOPE_SUBGROUP), u32(size), u32(size), u32(use)
+            Opcode.TYPE_COOPERATIVE_MATRIX, element, u32(SCOPE_SUBGROUP), u32(size), u32(size), u32(use)
         )
 
 

@@ -16,8 +16,8 @@ from nearfar.errors import BuildError
 from .arithmetic import BOOL, F16, WIDTH, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
 from .intrinsics import Intrinsics
-from .opcodes import Op
-from .places import Memory
+from .opcodes import Opcode
+from .places import BufferPlaces
 from .uses import cheap
 
 _BINARY = {
@@ -58,7 +58,7 @@ def _is_fma(call: Any) -> bool:
 class Expressions:
     """Computes expressions; see the module's docstring."""
 
-    def __init__(self, arithmetic: Arithmetic, memory: Memory) -> None:
+    def __init__(self, arithmetic: Arithmetic, memory: BufferPlaces) -> None:
         self._arithmetic, self._memory, self._builder = arithmetic, memory, arithmetic.builder
         self.conversions = Conversions(arithmetic)
         self.intrinsics = Intrinsics(arithmetic, self.conversions)
@@ -242,8 +242,8 @@ class Expressions:
         """Compute one of two values, by a condition."""
         builder = self._builder
         ways, merge = (builder.new_id(), builder.new_id()), builder.new_id()
-        builder.emit(Op.SELECTION_MERGE, merge, 0)
-        builder.end(Op.BRANCH_CONDITIONAL, condition, *ways)
+        builder.emit(Opcode.SELECTION_MERGE, merge, 0)
+        builder.end(Opcode.BRANCH_CONDITIONAL, condition, *ways)
         found: list[int] = []
         for way, compute in zip(ways, (then, otherwise), strict=True):
             builder.label(way)
@@ -251,4 +251,4 @@ class Expressions:
                 found += [compute(), builder.block]
                 builder.branch(merge)
         builder.label(merge)
-        return builder.value(Op.PHI, self._arithmetic.computes(kind), *found)
+        return builder.value(Opcode.PHI, self._arithmetic.computes(kind), *found)

@@ -9,7 +9,7 @@ from nearfar.errors import BuildError
 
 from .arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype
 from .conversions import Conversions
-from .opcodes import GROUP_REDUCE, PACKED_4X8, SCOPE_SUBGROUP, BuiltIn, Capability, Glsl, Op
+from .opcodes import GROUP_REDUCE, PACKED_4X8, SCOPE_SUBGROUP, BuiltIn, Capability, Glsl, Opcode
 
 _UNARY = {
     "exp": Glsl.EXP, "exp2": Glsl.EXP2, "log": Glsl.LOG, "log2": Glsl.LOG2, "sqrt": Glsl.SQRT,
@@ -20,9 +20,9 @@ _UNARY = {
 }  # fmt: skip
 _SHUFFLES = ("tvm_warp_shuffle", "tvm_warp_shuffle_up", "tvm_warp_shuffle_down", "tvm_warp_shuffle_xor")
 _REDUCE = {
-    "subgroup_add": (Op.GROUP_I_ADD, Op.GROUP_I_ADD, Op.GROUP_F_ADD),
-    "subgroup_min": (Op.GROUP_S_MIN, Op.GROUP_U_MIN, Op.GROUP_F_MIN),
-    "subgroup_max": (Op.GROUP_S_MAX, Op.GROUP_U_MAX, Op.GROUP_F_MAX),
+    "subgroup_add": (Opcode.GROUP_I_ADD, Opcode.GROUP_I_ADD, Opcode.GROUP_F_ADD),
+    "subgroup_min": (Opcode.GROUP_S_MIN, Opcode.GROUP_U_MIN, Opcode.GROUP_F_MIN),
+    "subgroup_max": (Opcode.GROUP_S_MAX, Opcode.GROUP_U_MAX, Opcode.GROUP_F_MAX),
 }
 # Functions for one word, and for a vector of words, which are computed lane by lane.
 _HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
@@ -79,7 +79,7 @@ class Intrinsics:
         if name in _SUBGROUPS:
             self._builder.capability(Capability.GROUP_NON_UNIFORM)
             kind = self._builder.int_type()
-            return self._builder.pure(Op.LOAD, kind, self._builder.built_in(_SUBGROUPS[name], kind))
+            return self._builder.pure(Opcode.LOAD, kind, self._builder.built_in(_SUBGROUPS[name], kind))
         if name == DOT:
             return self._dot(*values)
         if name in ("popcount", "clz"):
@@ -132,7 +132,7 @@ class Intrinsics:
         made = a.select(
             F32, a.compare("eq", F32, size, zero), a.select(F32, grows, zero, number(F32, math.inf)), made
         )
-        made = a.select(F32, self._builder.pure(Op.IS_NAN, a.type_of(BOOL), base), base, made)
+        made = a.select(F32, self._builder.pure(Opcode.IS_NAN, a.type_of(BOOL), base), base, made)
         half = a.binary("mul", F32, exponent, number(F32, 0.5))
         odd = a.compare("ne", F32, self._glsl(Glsl.FLOOR, half), half)
         whole = a.compare("eq", F32, self._glsl(Glsl.FLOOR, exponent), exponent)
@@ -160,10 +160,10 @@ class Intrinsics:
         if dtype.kind != "f":
             return a.constant(BOOL, name == "isfinite")
         value = self._conversions.cast(dtype, F32, value)
-        nan = builder.pure(Op.IS_NAN, a.type_of(BOOL), value)
+        nan = builder.pure(Opcode.IS_NAN, a.type_of(BOOL), value)
         if name == "isnan":
             return nan
-        infinite = builder.pure(Op.IS_INF, a.type_of(BOOL), value)
+        infinite = builder.pure(Opcode.IS_INF, a.type_of(BOOL), value)
         return infinite if name == "isinf" else a.negate_truth(a.binary("or", BOOL, nan, infinite))
 
     def _bits(self, name: str, dtype: Dtype, value: int) -> int:
@@ -171,14 +171,14 @@ class Intrinsics:
             raise BuildError(f"{name} of {dtype} has no SPIR-V code: there is one for 32 bits")
         kind = self._arithmetic.type_of(U32)
         if name == "popcount":
-            return self._builder.pure(Op.BIT_COUNT, kind, value)
+            return self._builder.pure(Opcode.BIT_COUNT, kind, value)
         highest = self._builder.glsl(Glsl.FIND_U_MSB, kind, value)  # FindUMsb returns -1 for 0
         return self._arithmetic.binary("sub", I32, self._arithmetic.constant(I32, 31), highest)
 
     def _dot(self, a: int, b: int) -> int:
         for capability in (Capability.DOT_PRODUCT, Capability.DOT_PRODUCT_INPUT_4X8_PACKED):
             self._builder.capability(capability)
-        return self._builder.pure(Op.S_DOT, self._arithmetic.type_of(I32), a, b, PACKED_4X8)
+        return self._builder.pure(Opcode.S_DOT, self._arithmetic.type_of(I32), a, b, PACKED_4X8)
 
     # Subgroups. Lanes are threads in the order of threadIdx.x; float16 goes as float32, since subgroups need
     # not carry it.
@@ -206,11 +206,13 @@ class Intrinsics:
         builder.capability(Capability.GROUP_NON_UNIFORM)
         builder.capability(Capability.GROUP_NON_UNIFORM_SHUFFLE)
         kind = a.type_of(U32)
-        own = builder.pure(Op.LOAD, kind, builder.built_in(BuiltIn.SUBGROUP_LOCAL_INVOCATION_ID, kind))
+        own = builder.pure(Opcode.LOAD, kind, builder.built_in(BuiltIn.SUBGROUP_LOCAL_INVOCATION_ID, kind))
         partner = self._partner(name, own, values[2], int(width))
         wide = F32 if dtype.kind == "f" else dtype
         value = self._conversions.cast(dtype, wide, values[1])
-        made = builder.value(Op.GROUP_SHUFFLE, a.type_of(wide), builder.u32(SCOPE_SUBGROUP), value, partner)
+        made = builder.value(
+            Opcode.GROUP_SHUFFLE, a.type_of(wide), builder.u32(SCOPE_SUBGROUP), value, partner
+        )
         return self._conversions.cast(wide, dtype, made)
 
     def _partner(self, name: str, own: int, by: int, width: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Op(IntEnum):
+class Opcode(IntEnum):
     """Instructions."""
 
     NAME = 5

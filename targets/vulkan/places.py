@@ -20,8 +20,8 @@ from nearfar.errors import BuildError
 
 from .arithmetic import BOOL, F16, F32, I32, U32, WIDTH, Arithmetic, Dtype, dtype_of
 from .conversions import Conversions
-from .opcodes import NON_PRIVATE, Capability, Decoration, Op, Storage
-from .quads import Quads, Source
+from .opcodes import NON_PRIVATE, Capability, Decoration, Opcode, Storage
+from .quads import Quads, VectorSource
 from .uses import Stored, Uses, width_of
 
 _VECTORS = (F32, I32, U32, F16)
@@ -48,7 +48,7 @@ class Place:
     binding: int = 0
 
 
-class Memory:
+class BufferPlaces:
     """The places of all buffers of a function; see the module's docstring."""
 
     def __init__(self, arithmetic: Arithmetic, conversions: Conversions) -> None:
@@ -132,13 +132,13 @@ class Memory:
         if place.vector > 1 and place.storage == Storage.WORKGROUP:
             return self._arithmetic.part(self._loaded(place, pointer), place.element, lane)
         read, before = builder.pure if place.read_only else builder.value, builder.position
-        value = read(Op.LOAD, self._held_type(place), pointer, *self._access(place))
+        value = read(Opcode.LOAD, self._held_type(place), pointer, *self._access(place))
         if place.vector == 1:
             if place.quads and builder.position != before:
                 self._quads.note(buffer, 0 if place.read_only else self._epoch, index, value)
             return self._widened(place, value, 1)
         value = builder.pure(
-            Op.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane
+            Opcode.COMPOSITE_EXTRACT, self._wide(place), self._widened(place, value, place.vector), lane
         )
         return self._conversions.cast(F32, F16, value) if self._widens(place) else value
 
@@ -149,7 +149,7 @@ class Memory:
         key = self._builder.block, self._epoch, pointer
         if key not in self._vectors:
             kind = self._held_type(place)
-            self._vectors[key] = self._builder.value(Op.LOAD, kind, pointer, *self._access(place))
+            self._vectors[key] = self._builder.value(Opcode.LOAD, kind, pointer, *self._access(place))
         return self._vectors[key]
 
     def store(self, buffer: Var, index: int, values: list[int]) -> None:
@@ -167,7 +167,7 @@ class Memory:
                 values = [self._conversions.cast(F16, F32, lane) for lane in values]
             value = self._arithmetic.gathered(self._wide(place), values)
         value = self._narrowed(place, value)
-        self._builder.emit(Op.STORE, self._pointer(place, index), value, *self._access(place))
+        self._builder.emit(Opcode.STORE, self._pointer(place, index), value, *self._access(place))
         self.disturb()
 
     def _access(self, place: Place) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ class Memory:
                 variable = self._bound(block, place.binding, f"{cast(Var, buffer).name} as vectors")
             wide = builder.float_type() if place.dtype == F16 else 0
             for group in groups:
-                self._quads.exchange(group, Source(place.storage, variable, place.element, wide))
+                self._quads.exchange(group, VectorSource(place.storage, variable, place.element, wide))
 
     def lanes(self, buffer: Var) -> int:
         """Elements of the buffer's vectors."""
@@ -211,7 +211,7 @@ class Memory:
     def flush(self) -> None:
         """Write remembered values to memory, before a block ends."""
         for key in self._dirty:
-            self._builder.emit(Op.STORE, self._scalar(*key), self._held[key])
+            self._builder.emit(Opcode.STORE, self._scalar(*key), self._held[key])
         self._dirty.clear()
 
     @contextmanager
@@ -244,19 +244,19 @@ class Memory:
     def _load_scalar(self, buffer: Var, place: Place, index: int) -> int:
         key = buffer, index
         if key not in self._held:
-            self._held[key] = self._builder.value(Op.LOAD, place.element, self._scalar(*key))
+            self._held[key] = self._builder.value(Opcode.LOAD, place.element, self._scalar(*key))
         return self._held[key]
 
     def _pointer(self, place: Place, index: int) -> int:
         builder = self._builder
         pointer = builder.pointer_type(place.storage, self._held_type(place))
         if place.storage == Storage.STORAGE_BUFFER:
-            return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, builder.u32(0), index)
+            return builder.pure(Opcode.ACCESS_CHAIN, pointer, place.variable, builder.u32(0), index)
         if place.quads:
             vector = self._arithmetic.binary("shr", U32, index, self._arithmetic.constant(U32, 2))
             lane = self._arithmetic.binary("and", U32, index, self._arithmetic.constant(U32, WIDTH - 1))
-            return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, vector, lane)
-        return builder.pure(Op.ACCESS_CHAIN, pointer, place.variable, index)
+            return builder.pure(Opcode.ACCESS_CHAIN, pointer, place.variable, vector, lane)
+        return builder.pure(Opcode.ACCESS_CHAIN, pointer, place.variable, index)
 
     # Storage buffers of 8 and 16 bits: without Int8, Int16 and Float16, their values can be loaded, stored
     # and converted, but not put into vectors or taken out, so a vector is converted as a whole.
@@ -290,7 +290,9 @@ class Memory:
             return value
         builder, dtype = self._builder, place.dtype
         kind = self._wide(place) if lanes == 1 else builder.vector_type(self._wide(place), lanes)
-        op = {"f": Op.F_CONVERT, "i": Op.S_CONVERT, "u": Op.U_CONVERT, "b": Op.U_CONVERT}[dtype.kind]
+        op = {"f": Opcode.F_CONVERT, "i": Opcode.S_CONVERT, "u": Opcode.U_CONVERT, "b": Opcode.U_CONVERT}[
+            dtype.kind
+        ]
         wide = builder.pure(op, kind, value)
         return self._arithmetic.compare("ne", U32, wide, builder.u32(0)) if dtype == BOOL else wide
 
@@ -300,7 +302,7 @@ class Memory:
             return value
         if place.dtype == BOOL:
             value = self._conversions.cast(BOOL, I32, value)
-        op = Op.F_CONVERT if place.dtype.kind == "f" else Op.U_CONVERT
+        op = Opcode.F_CONVERT if place.dtype.kind == "f" else Opcode.U_CONVERT
         return self._builder.pure(op, self._held_type(place), value)
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .arithmetic import U32, WIDTH, Arithmetic
-from .opcodes import Op, Storage
+from .opcodes import Opcode, Storage
 from .spirv import instruction
 
 LOAD_WORDS = 4
 
 
 @dataclass(frozen=True)
-class Source:
+class VectorSource:
     """The memory from which vectors are loaded: an array of vectors (workgroup memory) or a block with one
     (storage buffers).
 
@@ -67,7 +67,7 @@ class Quads:
                 out.setdefault(source, []).append(group)
         return out
 
-    def exchange(self, group: _Group, source: Source) -> None:
+    def exchange(self, group: _Group, source: VectorSource) -> None:
         """Replace the four loads; the vector's load comes where the first of them was."""
         builder = self._builder
         vector = builder.vector_type(source.element, WIDTH)
@@ -77,26 +77,26 @@ class Quads:
         if known is not None:
             index = builder.u32((int(known) + group.first) // WIDTH)
         else:
-            words += instruction(Op.SHIFT_RIGHT_LOGICAL, kind, made[0], group.base, builder.u32(2))
+            words += instruction(Opcode.SHIFT_RIGHT_LOGICAL, kind, made[0], group.base, builder.u32(2))
             words += instruction(
-                Op.I_ADD, kind, made[1], made[0], self._arithmetic.constant(U32, group.first // WIDTH)
+                Opcode.I_ADD, kind, made[1], made[0], self._arithmetic.constant(U32, group.first // WIDTH)
             )
             index = made[1]
         pointer = builder.pointer_type(source.storage, vector)
         path = (builder.u32(0), index) if source.storage == Storage.STORAGE_BUFFER else (index,)
-        words += instruction(Op.ACCESS_CHAIN, pointer, made[2], source.variable, *path)
-        words += instruction(Op.LOAD, vector, made[3], made[2])
+        words += instruction(Opcode.ACCESS_CHAIN, pointer, made[2], source.variable, *path)
+        words += instruction(Opcode.LOAD, vector, made[3], made[2])
         taken = made[3]
         if source.wide:
             taken = builder.new_id()
-            words += instruction(Op.F_CONVERT, builder.vector_type(source.wide, WIDTH), taken, made[3])
+            words += instruction(Opcode.F_CONVERT, builder.vector_type(source.wide, WIDTH), taken, made[3])
         for place, (_, value) in sorted(group.loads.items()):
             if source.wide:
                 extracted = builder.new_id()
-                words += instruction(Op.COMPOSITE_EXTRACT, source.wide, extracted, taken, place)
-                words += instruction(Op.F_CONVERT, source.element, value, extracted)
+                words += instruction(Opcode.COMPOSITE_EXTRACT, source.wide, extracted, taken, place)
+                words += instruction(Opcode.F_CONVERT, source.element, value, extracted)
             else:
-                words += instruction(Op.COMPOSITE_EXTRACT, source.element, value, taken, place)
+                words += instruction(Opcode.COMPOSITE_EXTRACT, source.element, value, taken, place)
         first = min(position for position, _ in group.loads.values())
         for position, _ in group.loads.values():
             builder.replace(position, LOAD_WORDS, words if position == first else [])

@@ -20,7 +20,7 @@ from .opcodes import (
     Capability,
     Decoration,
     Glsl,
-    Op,
+    Opcode,
     Storage,
 )
 
@@ -43,7 +43,7 @@ def text(value: str) -> list[int]:
     return list(struct.unpack(f"<{len(data) // 4}I", data))
 
 
-def instruction(op: Op, *operands: int) -> list[int]:
+def instruction(op: Opcode, *operands: int) -> list[int]:
     """The words of one instruction."""
     return [(len(operands) + 1) << 16 | op, *operands]
 
@@ -91,13 +91,13 @@ class Builder:
 
     def name(self, target: int, value: str) -> None:
         """Give an id a name for debuggers."""
-        self._names += instruction(Op.NAME, target, *text(value))
+        self._names += instruction(Opcode.NAME, target, *text(value))
 
     def decorate(self, target: int, decoration: Decoration, *operands: int) -> None:
         """Decorate an id."""
-        self._decorations += instruction(Op.DECORATE, target, decoration, *operands)
+        self._decorations += instruction(Opcode.DECORATE, target, decoration, *operands)
 
-    def declare(self, op: Op, *operands: int) -> int:
+    def declare(self, op: Opcode, *operands: int) -> int:
         """A type: the same operands give the same id."""
         key = (op, *operands)
         if key not in self._made:
@@ -109,57 +109,57 @@ class Builder:
         """An integer type. All are unsigned: instructions decide on the sign, so no cast is needed."""
         if bits == 64:
             self.capability(Capability.INT64)
-        return self.declare(Op.TYPE_INT, bits, 0)
+        return self.declare(Opcode.TYPE_INT, bits, 0)
 
     def float_type(self, bits: int = 32) -> int:
         """A float type. The capability for 16 bits depends on its use: see Arithmetic and Memory."""
-        return self.declare(Op.TYPE_FLOAT, bits)
+        return self.declare(Opcode.TYPE_FLOAT, bits)
 
     def bool_type(self) -> int:
         """The boolean type."""
-        return self.declare(Op.TYPE_BOOL)
+        return self.declare(Opcode.TYPE_BOOL)
 
     def vector_type(self, element: int, count: int) -> int:
         """A type of vectors of 2 to 4 elements."""
-        return self.declare(Op.TYPE_VECTOR, element, count)
+        return self.declare(Opcode.TYPE_VECTOR, element, count)
 
     def array_type(self, element: int, count: int) -> int:
         """A type of arrays without a layout (Function and Workgroup memory)."""
-        return self.declare(Op.TYPE_ARRAY, element, self.u32(count))
+        return self.declare(Opcode.TYPE_ARRAY, element, self.u32(count))
 
     def pointer_type(self, storage: Storage, pointee: int) -> int:
-        return self.declare(Op.TYPE_POINTER, storage, pointee)
+        return self.declare(Opcode.TYPE_POINTER, storage, pointee)
 
     def buffer_type(self, element: int, stride: int, writable: bool) -> int:
         """The block of a storage buffer: a struct of one unbounded array."""
-        array = self.declare(Op.TYPE_RUNTIME_ARRAY, element)
+        array = self.declare(Opcode.TYPE_RUNTIME_ARRAY, element)
         key = ("block", element, writable)
         if key not in self._made:
             if ("stride", array) not in self._made:
                 self._made["stride", array] = array
                 self.decorate(array, Decoration.ARRAY_STRIDE, stride)
             made = self._made[key] = self.new_id()
-            self._globals += instruction(Op.TYPE_STRUCT, made, array)
+            self._globals += instruction(Opcode.TYPE_STRUCT, made, array)
             self.decorate(made, Decoration.BLOCK)
-            self._decorations += instruction(Op.MEMBER_DECORATE, made, 0, Decoration.OFFSET, 0)
+            self._decorations += instruction(Opcode.MEMBER_DECORATE, made, 0, Decoration.OFFSET, 0)
             if not writable:
-                self._decorations += instruction(Op.MEMBER_DECORATE, made, 0, Decoration.NON_WRITABLE)
+                self._decorations += instruction(Opcode.MEMBER_DECORATE, made, 0, Decoration.NON_WRITABLE)
         return self._made[key]
 
     def constant(self, kind: int, *words: int) -> int:
         """A number of type `kind` by its bits, low word first."""
-        key = (Op.CONSTANT, kind, *words)
+        key = (Opcode.CONSTANT, kind, *words)
         if key not in self._made:
             self._made[key] = self.new_id()
-            self._globals += instruction(Op.CONSTANT, kind, self._made[key], *words)
+            self._globals += instruction(Opcode.CONSTANT, kind, self._made[key], *words)
         return self._made[key]
 
     def all_of(self, kind: int, element: int) -> int:
         """A constant of a composite type whose elements are all equal."""
-        key = (Op.CONSTANT_COMPOSITE, kind, element)
+        key = (Opcode.CONSTANT_COMPOSITE, kind, element)
         if key not in self._made:
             self._made[key] = self.new_id()
-            self._globals += instruction(Op.CONSTANT_COMPOSITE, kind, self._made[key], element)
+            self._globals += instruction(Opcode.CONSTANT_COMPOSITE, kind, self._made[key], element)
         return self._made[key]
 
     def u32(self, value: int) -> int:
@@ -168,7 +168,7 @@ class Builder:
 
     def truth(self, value: bool) -> int:
         """A boolean constant."""
-        op = Op.CONSTANT_TRUE if value else Op.CONSTANT_FALSE
+        op = Opcode.CONSTANT_TRUE if value else Opcode.CONSTANT_FALSE
         kind, key = self.bool_type(), (op,)
         if key not in self._made:
             self._made[key] = self.new_id()
@@ -178,14 +178,14 @@ class Builder:
     def global_variable(self, storage: Storage, pointee: int) -> int:
         """A variable of the module; it joins the entry point's interface."""
         pointer, made = self.pointer_type(storage, pointee), self.new_id()
-        self._globals += instruction(Op.VARIABLE, pointer, made, storage)
+        self._globals += instruction(Opcode.VARIABLE, pointer, made, storage)
         self._interface.append(made)
         return made
 
     def local_variable(self, pointee: int) -> int:
         """A variable of the function."""
         pointer, made = self.pointer_type(Storage.FUNCTION, pointee), self.new_id()
-        self._locals += instruction(Op.VARIABLE, pointer, made, Storage.FUNCTION)
+        self._locals += instruction(Opcode.VARIABLE, pointer, made, Storage.FUNCTION)
         return made
 
     def built_in(self, which: BuiltIn, kind: int) -> int:
@@ -198,20 +198,20 @@ class Builder:
 
     # Instructions
 
-    def emit(self, op: Op, *operands: int) -> None:
+    def emit(self, op: Opcode, *operands: int) -> None:
         """Emit an instruction without a result."""
         if not self.block:
             # The code after a return or break is never reached, but still needs a block.
             self.label(self.new_id())
         self._code += instruction(op, *operands)
 
-    def value(self, op: Op, kind: int, *operands: int) -> int:
+    def value(self, op: Opcode, kind: int, *operands: int) -> int:
         """Emit an instruction with a result of type `kind`."""
         made = self.new_id()
         self.emit(op, kind, made, *operands)
         return made
 
-    def pure(self, op: Op, kind: int, *operands: int) -> int:
+    def pure(self, op: Opcode, kind: int, *operands: int) -> int:
         """Emit an operation whose result depends only on its operands; an equal one in scope is reused."""
         key = (op, kind, *operands)
         for scope in reversed(self._scopes):
@@ -223,7 +223,7 @@ class Builder:
     def glsl(self, which: Glsl, kind: int, *operands: int) -> int:
         """Emit an instruction of GLSL.std.450."""
         self._glsl = self._glsl or self.new_id()
-        return self.pure(Op.EXT_INST, kind, self._glsl, which, *operands)
+        return self.pure(Opcode.EXT_INST, kind, self._glsl, which, *operands)
 
     @property
     def position(self) -> int:
@@ -238,16 +238,16 @@ class Builder:
 
     def label(self, block: int) -> None:
         """Begin a block."""
-        self._code += instruction(Op.LABEL, block)
+        self._code += instruction(Opcode.LABEL, block)
         self.block = block
 
     def branch(self, block: int) -> None:
         """End the block by a branch, unless a return or break has ended it."""
         if self.block:
-            self.emit(Op.BRANCH, block)
+            self.emit(Opcode.BRANCH, block)
             self.block = 0
 
-    def end(self, op: Op, *operands: int) -> None:
+    def end(self, op: Opcode, *operands: int) -> None:
         """End the block by another instruction."""
         self.emit(op, *operands)
         self.block = 0
@@ -263,27 +263,27 @@ class Builder:
 
     def words(self, kernel: str, workgroup: Size3) -> list[int]:
         """The whole module; its workgroup size can be set by the specialization constants 0, 1 and 2."""
-        void = self.declare(Op.TYPE_VOID)
-        signature = self.declare(Op.TYPE_FUNCTION, void)
+        void = self.declare(Opcode.TYPE_VOID)
+        signature = self.declare(Opcode.TYPE_FUNCTION, void)
         self._workgroup_size(workgroup)
         main = self.new_id()
         self.name(main, kernel)
         out = [MAGIC, VERSION, 0, self._next, 0]
         for capability in sorted(self._capabilities):
-            out += instruction(Op.CAPABILITY, capability)
+            out += instruction(Opcode.CAPABILITY, capability)
         for capability, extension in EXTENSIONS.items():
             if capability in self._capabilities:
-                out += instruction(Op.EXTENSION, *text(extension))
+                out += instruction(Opcode.EXTENSION, *text(extension))
         if self._glsl:
-            out += instruction(Op.EXT_INST_IMPORT, self._glsl, *text("GLSL.std.450"))
+            out += instruction(Opcode.EXT_INST_IMPORT, self._glsl, *text("GLSL.std.450"))
         model = MEMORY_VULKAN if self.vulkan_memory else MEMORY_GLSL450
-        out += instruction(Op.MEMORY_MODEL, ADDRESSING_LOGICAL, model)
-        out += instruction(Op.ENTRY_POINT, GL_COMPUTE, main, *text(ENTRY), *self._interface)
-        out += instruction(Op.EXECUTION_MODE, main, LOCAL_SIZE, *workgroup)
+        out += instruction(Opcode.MEMORY_MODEL, ADDRESSING_LOGICAL, model)
+        out += instruction(Opcode.ENTRY_POINT, GL_COMPUTE, main, *text(ENTRY), *self._interface)
+        out += instruction(Opcode.EXECUTION_MODE, main, LOCAL_SIZE, *workgroup)
         out += self._names + self._decorations + self._globals
-        out += instruction(Op.FUNCTION, void, main, 0, signature)
-        out += instruction(Op.LABEL, self._first) + self._locals + self._edited()
-        return out + instruction(Op.FUNCTION_END)
+        out += instruction(Opcode.FUNCTION, void, main, 0, signature)
+        out += instruction(Opcode.LABEL, self._first) + self._locals + self._edited()
+        return out + instruction(Opcode.FUNCTION_END)
 
     def _edited(self) -> list[int]:
         out, at = [], 0
@@ -296,11 +296,11 @@ class Builder:
         parts = []
         for axis, extent in enumerate(size):
             part = self.new_id()
-            self._globals += instruction(Op.SPEC_CONSTANT, self.int_type(), part, extent)
+            self._globals += instruction(Opcode.SPEC_CONSTANT, self.int_type(), part, extent)
             self.decorate(part, Decoration.SPEC_ID, axis)
             parts.append(part)
         kind, made = self.vector_type(self.int_type(), 3), self.new_id()
-        self._globals += instruction(Op.SPEC_CONSTANT_COMPOSITE, kind, made, *parts)
+        self._globals += instruction(Opcode.SPEC_CONSTANT_COMPOSITE, kind, made, *parts)
         self.decorate(made, Decoration.BUILT_IN, BuiltIn.WORKGROUP_SIZE)
 
 

@@ -25,9 +25,9 @@ from .opcodes import (
     SEMANTICS_WORKGROUP,
     BuiltIn,
     Capability,
-    Op,
+    Opcode,
 )
-from .places import Memory
+from .places import BufferPlaces
 from .spirv import Builder, Size3
 from .uses import Stored, Uses, nodes, stored, uses
 
@@ -66,7 +66,7 @@ class Interface:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopBlocks:
     """The blocks to which break and continue branch."""
 
     merge: int
@@ -81,14 +81,14 @@ class Walker:
         if cooperates(nodes(func.body)):
             builder.capability(Capability.VULKAN_MEMORY_MODEL)
         self._arithmetic = Arithmetic(builder)
-        self._memory = Memory(self._arithmetic, Conversions(self._arithmetic))
+        self._memory = BufferPlaces(self._arithmetic, Conversions(self._arithmetic))
         self._expressions = Expressions(self._arithmetic, self._memory)
         self._cooperative = Cooperative(self._arithmetic, self._memory)
         self._uses: dict[Var, Uses] = uses(func.body)
         self._extents: dict[str, int] = {}
         self._parameters: dict[Var, int] = {}
         self._bound: dict[int, Var] = {}
-        self._loops: list[Loop] = []
+        self._loops: list[LoopBlocks] = []
         self._by_class: dict[str, Callable[[Any], None]] = {
             "SeqStmt": self._sequence, "AttrStmt": self._attribute, "DeclBuffer": self._declare,
             "AllocBuffer": self._allocate, "Bind": self._bind, "BufferStore": self._store, "For": self._for,
@@ -112,7 +112,7 @@ class Walker:
             self._fold(x)
         else:
             self._statement(self._func.body)
-        self._builder.end(Op.RETURN)
+        self._builder.end(Opcode.RETURN)
         self._memory.finish()
         return self._interface()
 
@@ -168,8 +168,8 @@ class Walker:
     def _component(self, which: BuiltIn, axis: int) -> int:
         builder, kind = self._builder, self._builder.int_type()
         vector = builder.vector_type(kind, 3)
-        loaded = builder.pure(Op.LOAD, vector, builder.built_in(which, vector))
-        return builder.pure(Op.COMPOSITE_EXTRACT, kind, loaded, axis)
+        loaded = builder.pure(Opcode.LOAD, vector, builder.built_in(which, vector))
+        return builder.pure(Opcode.COMPOSITE_EXTRACT, kind, loaded, axis)
 
     def _fold(self, extent: int) -> None:
         """Fold workgroups that x cannot hold into z; those past the last skip all code, barriers included."""
@@ -264,7 +264,7 @@ class Walker:
             if self._builder.vulkan_memory:
                 semantics |= SEMANTICS_AVAILABLE_VISIBLE
             self._memory.disturb()
-            self._builder.emit(Op.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics))
+            self._builder.emit(Opcode.CONTROL_BARRIER, u32(scope), u32(scope), u32(semantics))
         elif name == "call_extern" and str(node.value.args[0].value).startswith(PREFIX):
             self._cooperate(str(node.value.args[0].value), list(node.value.args[1:]))
         elif name == "ret":
@@ -288,7 +288,7 @@ class Walker:
         self._cooperative.call(name, numbers, pointers)
 
     def _return(self, _node: Any) -> None:
-        self._builder.end(Op.RETURN)
+        self._builder.end(Opcode.RETURN)
 
     def _leave(self, block: int) -> None:
         self._memory.flush()
@@ -323,8 +323,8 @@ class Walker:
         memory.flush()
         yes, merge = builder.new_id(), builder.new_id()
         no = merge if otherwise is None else builder.new_id()
-        builder.emit(Op.SELECTION_MERGE, merge, 0)
-        builder.end(Op.BRANCH_CONDITIONAL, condition, yes, no)
+        builder.emit(Opcode.SELECTION_MERGE, merge, 0)
+        builder.end(Opcode.BRANCH_CONDITIONAL, condition, yes, no)
         for block, write in ((yes, then), (no, otherwise)):
             if write is not None:
                 builder.label(block)
@@ -352,16 +352,16 @@ class Walker:
         builder.branch(header)
         builder.label(header)
         register = arithmetic.type_of(kind)
-        builder.emit(Op.PHI, register, counter, start, before, following, step)
+        builder.emit(Opcode.PHI, register, counter, start, before, following, step)
         with builder.scope(), self._memory.branch(lost):
             inside = arithmetic.compare("lt", kind, counter, end)
-            builder.emit(Op.LOOP_MERGE, merge, step, LOOP_UNROLL if int(node.kind) == _UNROLLED else 0)
-            builder.end(Op.BRANCH_CONDITIONAL, inside, body, merge)
+            builder.emit(Opcode.LOOP_MERGE, merge, step, LOOP_UNROLL if int(node.kind) == _UNROLLED else 0)
+            builder.end(Opcode.BRANCH_CONDITIONAL, inside, body, merge)
             builder.label(body)
             self._expressions.define(node.loop_var, (counter,))
-            self._inside(node.body, Loop(merge, step))
+            self._inside(node.body, LoopBlocks(merge, step))
             builder.label(step)
-            builder.emit(Op.I_ADD, register, following, counter, by)
+            builder.emit(Opcode.I_ADD, register, following, counter, by)
             builder.branch(header)
         builder.label(merge)
 
@@ -374,19 +374,19 @@ class Walker:
         self._memory.forget(lost)
         builder.branch(header)
         builder.label(header)
-        builder.emit(Op.LOOP_MERGE, merge, step, 0)
+        builder.emit(Opcode.LOOP_MERGE, merge, step, 0)
         builder.branch(test)
         builder.label(test)
         with builder.scope(), self._memory.branch(lost):
             condition = self._expressions.value(node.condition)
-            builder.end(Op.BRANCH_CONDITIONAL, condition, body, merge)
+            builder.end(Opcode.BRANCH_CONDITIONAL, condition, body, merge)
             builder.label(body)
-            self._inside(node.body, Loop(merge, step))
+            self._inside(node.body, LoopBlocks(merge, step))
             builder.label(step)
             builder.branch(header)
         builder.label(merge)
 
-    def _inside(self, body: Any, loop: Loop) -> None:
+    def _inside(self, body: Any, loop: LoopBlocks) -> None:
         self._loops.append(loop)
         with self._builder.scope():
             self._statement(body)

@@ -10,14 +10,14 @@ from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
 
 if TYPE_CHECKING:
-    from nearfar.kernels.planned import Asked
+    from nearfar.kernels.planned import VariantOptions
 
 __all__ = ["variants"]
 
 UNIT = UNITS["simd128"]
 
 
-def variants(asked: Asked) -> tuple[Variant, ...]:
+def variants(asked: VariantOptions) -> tuple[Variant, ...]:
     """One variant for each of `asked.kv_bits`."""
     return tuple(
         Variant(f"wasm32-{UNIT.name}{kv_suffix(bits)}", "f32", CpuKernels(UNIT), kv=OF_BITS[bits])

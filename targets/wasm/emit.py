@@ -8,13 +8,13 @@ from pathlib import Path
 from nearfar.format import manifest
 from nearfar.format.manifest import Requires
 from nearfar.kernels.emission import EmitContext, module_of, sha256_of
-from nearfar.kernels.program import Program
+from nearfar.kernels.program import LoweredProgram
 from nearfar.targets.cpu.emit import record
 from nearfar.targets.wasm import UNIT
 from nearfar.targets.wasm.codegen import link_modules
 
 
-def emit(program: Program, context: EmitContext) -> manifest.Program:
+def emit(program: LoweredProgram, context: EmitContext) -> manifest.Program:
     """Write the modules and plans; returns the record of the program with one thread."""
     files = {library(program.name, shared): shared for shared in (True, False)}
     for file in files:

@@ -7,12 +7,12 @@ import math
 from nearfar.format import manifest
 from nearfar.format.manifest import Requires
 from nearfar.kernels.emission import EmitContext, module_of
-from nearfar.kernels.program import Program
+from nearfar.kernels.program import LoweredProgram
 from nearfar.targets.gpu.emit import gpu_program, largest_buffer, shader_record
 from nearfar.targets.webgpu.codegen import shaders
 
 
-def emit(program: Program, context: EmitContext) -> manifest.Program:
+def emit(program: LoweredProgram, context: EmitContext) -> manifest.Program:
     """Write the shaders and plans; arguments are in the order of the shader's bindings. Returns the program's
     record.
     """

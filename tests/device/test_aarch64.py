@@ -15,7 +15,7 @@ tvm = pytest.importorskip("tvm")
 
 from nearfar.build.pipeline import BuildOptions, build  # noqa: E402
 from nearfar.edge_runtime import Engine  # noqa: E402
-from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned  # noqa: E402
+from nearfar.edge_runtime.executors.cpu.library import DlTensor, Library, aligned  # noqa: E402
 from nearfar.errors import DeviceError  # noqa: E402
 from nearfar.kernels.buckets import Buckets  # noqa: E402
 from nearfar.kernels.jobs import Linear  # noqa: E402
@@ -155,7 +155,7 @@ class Compiled:
             held |= {f"scratch:{j}": hold(np.zeros(*scratch)) for j, scratch in enumerate(staged.scratch)}
             stages = staged.named(f"job{i}")
             pool.replay(
-                library.bind([(name, [Tensor(held[arg]) for arg in each.args]) for name, each in stages])
+                library.bind([(name, [DlTensor(held[arg]) for arg in each.args]) for name, each in stages])
             )
             made.append(held["out"].tobytes())
         pool.close()

@@ -12,7 +12,7 @@ from nearfar.kernels.buckets import Buckets
 from tests.shared_data import shared_data
 from tests.support import architectures, tiny
 from tests.support.artifacts import Built, reference
-from tests.support.browser import browser, new_page, serve
+from tests.support.browser import Page, browser, new_page, serve
 from tests.support.turns import in_turns, share
 
 STORY = {"prompt": "", "max_tokens": 199, "temperature": 0, "raw": 1}
@@ -36,6 +36,34 @@ def classics(built: Built) -> Iterator[str]:
     """The address at which classics-7M is served at q4."""
     with serve(built("classics-7M", "q4")) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def classics_page(chromium: Any, classics: str) -> Page:
+    """A tab with classics-7M at q4, for several tests: each load compiles its kernels (7 CPU seconds)."""
+    page = new_page(chromium, classics).open()
+    page.wait("idle")
+    return page
+
+
+@pytest.fixture(scope="module")
+def other_page(chromium: Any, classics: str) -> Page:
+    """Another tab with the model of `classics_page`, whose prefix cache has none of that page's prompts."""
+    page = new_page(chromium, classics).open()
+    page.wait("idle")
+    return page
+
+
+@pytest.fixture(autouse=True)
+def _closed(chromium: Any) -> Iterator[None]:
+    """Closes the tabs that a test opened: they would go on compiling kernels that nobody asks for. Tabs of
+    the module's fixtures are open before this one is set up.
+    """
+    before = chromium.contexts
+    yield
+    for context in chromium.contexts:
+        if context not in before:
+            context.close()
 
 
 def golden() -> str:
@@ -74,17 +102,22 @@ def test_a_cold_load_asks_for_six_files_and_the_shards_at_most(
 @in_turns("quant")
 @pytest.mark.parametrize("quant", ["q4", "q8"])
 def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(
-    chromium: Any, built: Built, quant: str
+    chromium: Any, classics_page: Page, built: Built, quant: str
 ) -> None:
     prompt = "The old king looked at the sea and said"
     expected = reference("classics-7M", quant)
-    with serve(built("classics-7M", quant)) as address:
-        text = new_page(chromium, address).answer(prompt=prompt, max_tokens=100, temperature=0, raw=1)
+    asked = {"prompt": prompt, "max_tokens": 100, "temperature": 0}
+    if quant == "q4":
+        script = "return (await engine.completions.create(argument)).choices[0].text;"
+        text = classics_page.run(script, asked)
+    else:
+        with serve(built("classics-7M", quant)) as address:
+            text = new_page(chromium, address).answer(**asked, raw=1)
     assert text == expected.continuation(expected.tokenizer.encode(prompt), 100)
 
 
 def story_prompts(lengths: list[int]) -> dict[int, str]:
-    """Beginnings of stories that are exactly so many tokens long."""
+    """Beginnings of stories that have exactly the given number of tokens."""
     text = (
         shared_data("text", "tinystories-sample", "tinystories.txt")
         .read_text(encoding="utf-8")
@@ -120,14 +153,13 @@ return [messages, await ask()];
 """
 
 
-def test_a_second_turn_through_the_prefix_cache_equals_a_cold_start(chromium: Any, classics: str) -> None:
-    page = new_page(chromium, classics).open()
-    page.wait("idle")
-    messages, warm = page.run(TURNS)
+def test_a_second_turn_through_the_prefix_cache_equals_a_cold_start(
+    classics_page: Page, other_page: Page
+) -> None:
+    messages, warm = classics_page.run(TURNS)
     assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 16
-    page.open().wait("idle")
     script = "return engine.chat.completions.create({ messages: argument, max_tokens: 16, temperature: 0 });"
-    cold = page.run(script, messages)
+    cold = other_page.run(script, messages)
     assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert cold["choices"][0]["message"] == warm["choices"][0]["message"]
 
@@ -148,15 +180,11 @@ MIXED = [
 ]
 
 
-def test_mixed_requests_at_once_equal_each_alone(chromium: Any, classics: str) -> None:
+def test_mixed_requests_at_once_equal_each_alone(classics_page: Page, other_page: Page) -> None:
     texts = "const text = async (request) => (await engine.completions.create(request)).choices[0].text;"
-    together_page = new_page(chromium, classics).open()
-    together_page.wait("idle")
-    together = together_page.run(f"{texts} return Promise.all(argument.map(text));", MIXED)
-    alone_page = new_page(chromium, classics).open()
-    alone_page.wait("idle")
+    together = classics_page.run(f"{texts} return Promise.all(argument.map(text));", MIXED)
     loop = "const all = []; for (const request of argument) all.push(await text(request)); return all;"
-    assert together == alone_page.run(f"{texts} {loop}", MIXED)
+    assert together == other_page.run(f"{texts} {loop}", MIXED)
 
 
 def test_one_seed_gives_the_same_text_as_on_cpu(chromium: Any, built: Built, classics: str) -> None:

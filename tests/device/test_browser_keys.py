@@ -122,10 +122,15 @@ def test_sending_and_stopping_keep_the_focus(chromium: Any, address: str) -> Non
     page.tab.keyboard.press("Enter")
     page.wait("generating")
     assert focus(page) == "prompt"
+    page.tab.keyboard.type("Tell me")
+    page.tab.keyboard.press("Enter")
+    assert "sent when this answer is complete" in page.tab.inner_text("#waiting")
     page.tab.keyboard.press("Escape")
     assert page.wait("done", "error") == "done", page.notice
     assert focus(page) == "prompt"
-    page.tab.keyboard.type("Tell me more")
+    assert page.tab.input_value("#prompt") == "Tell me"
+    assert page.tab.locator("#waiting").is_hidden()
+    page.tab.keyboard.type(" more")
     tab_to(page, "send")
     page.tab.keyboard.press("Space")
     page.wait("generating")

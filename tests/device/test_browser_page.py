@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -442,6 +442,57 @@ def test_the_progress_shows_bytes_while_loading(chromium: Any, address: str) -> 
     assert page.state == "loading"
     page.wait("idle")
     assert page.tab.locator("#loading").is_hidden()
+
+
+@pytest.fixture
+def loading(chromium: Any, address: str) -> Iterator[tuple[Page, Callable[[], None]]]:
+    """The page with a model that loads until the function is called."""
+    page, held, go = new_page(chromium, address), list[Any](), threading.Event()
+    page.tab.route("**/weights/*", lambda route: route.continue_() if go.is_set() else held.append(route))
+    page.tab.goto(f"{address}?temperature=0&max_tokens=12", wait_until="commit")
+    page.wait("loading")
+    page.tab.wait_for_function("() => !document.querySelector('#send').disabled")
+
+    def release() -> None:
+        go.set()
+        for route in held:
+            route.continue_()
+
+    yield page, release
+    page.tab.close()
+
+
+def test_a_message_that_is_sent_while_the_model_loads_waits_in_its_box(loading: Any) -> None:
+    page, release = loading
+    page.tab.focus("#prompt")
+    page.tab.keyboard.type("Hello")
+    page.tab.keyboard.press("Enter")
+    note = page.tab.locator("#waiting")
+    assert "sent when the model is ready" in note.inner_text()
+    assert page.tab.input_value("#prompt") == "Hello"
+    assert page.tab.locator(".turn").count() == 0
+    page.tab.keyboard.press("Escape")
+    assert note.is_hidden()
+    assert page.tab.get_by_role("button", name="Send").is_visible()
+    page.tab.get_by_role("button", name="Send").click()
+    assert note.is_visible()
+    page.tab.focus("#prompt")
+    page.tab.keyboard.type(" again")
+    release()
+    page.wait("done")
+    assert page.tab.locator(".turn.user .text").all_inner_texts() == ["Hello again"]
+    assert page.tab.input_value("#prompt") == ""
+    assert note.is_hidden()
+    # A message that is sent while an answer is written is sent after it.
+    for text in ("Two", "Three"):
+        page.tab.keyboard.type(text)
+        page.tab.keyboard.press("Enter")
+    asked = (
+        "() => document.body.dataset.state === 'done' && document.querySelectorAll('.assistant').length === 3"
+    )
+    page.tab.wait_for_function(asked, timeout=PATIENCE_MS)
+    assert page.tab.locator(".turn.user .text").all_inner_texts() == ["Hello again", "Two", "Three"]
+    assert page.complaints == []
 
 
 def test_every_control_has_a_name(chromium: Any, address: str) -> None:

@@ -19,7 +19,7 @@ from tests.support.browser import PATIENCE_MS, Page, browser, new_page, serve
 from tests.support.toy_artifact import heldout_script, write_toy_artifact
 
 FINALISTS = ["integrated-f32", "discrete-f32"]
-CLASSES: dict[DeviceClass, int] = {"software": 0, "mobile": 2000, "integrated": 8000, "discrete": 0}
+CLASSES: dict[DeviceClass, int] = {"software": 0, "mobile": 250, "integrated": 1000, "discrete": 0}
 """For each class, the rounds that each of its steps wastes: the finalist of the next class is the fastest."""
 HANG = "return new Promise(() => undefined);"
 

@@ -11,7 +11,7 @@ from nearfar.edge_runtime.executors.vulkan import device, features
 from nearfar.format.scales import OF_GGUF, SYMMETRIC
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Job, Linear
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantTensor
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
 from nearfar.targets.gpu.kernels.linear.choice import cooperative
@@ -38,7 +38,7 @@ class Cooperating:
         self._plain, self._sizes = variant(DISCRETE, "f16", vectors=True).kernels, (size, widest)
         self.activations = self._plain.activations
 
-    def parts(self, matrix: Matrix) -> tuple[Part, ...]:
+    def parts(self, matrix: Matrix) -> tuple[PackedArray, ...]:
         return self._plain.parts(matrix)
 
     def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:

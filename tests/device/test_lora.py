@@ -20,7 +20,7 @@ from nearfar.build.weights.quantize import to_float32
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError, StoreError
 from nearfar.store.entries import Store
-from nearfar.store.naming import Asked, mark_of, wanted_of
+from nearfar.store.naming import GivenOptions, mark_of, wanted_of
 from tests.support import gguf_files
 from tests.support.architectures import CASES, _auto, make, prompt
 from tests.support.backends import greedy
@@ -193,8 +193,8 @@ def test_the_store_knows_the_adapter(base: Path, tmp_path: Path, monkeypatch: py
     mine.mkdir()
     (mine / "adapter_config.json").write_text("{}")
     store = Store()
-    plain = wanted_of(str(base), store, Asked())
-    wanted = wanted_of(str(base), store, Asked(adapter=str(mine)))
+    plain = wanted_of(str(base), store, GivenOptions())
+    wanted = wanted_of(str(base), store, GivenOptions(adapter=str(mine)))
     assert (wanted.name, wanted.adapter) == ("base+mine", str(mine))
     assert wanted.folder != plain.folder
     assert mark_of(wanted.source, wanted.adapter) != mark_of(plain.source)
@@ -203,4 +203,4 @@ def test_the_store_knows_the_adapter(base: Path, tmp_path: Path, monkeypatch: py
     assert wanted_of("base+mine", store) == wanted
     assert wanted_of(str(base), store).adapter is None, "the model alone is another entry"
     with pytest.raises(StoreError, match="is not there"):
-        wanted_of(str(base), store, Asked(adapter=str(tmp_path / "none")))
+        wanted_of(str(base), store, GivenOptions(adapter=str(tmp_path / "none")))

@@ -25,8 +25,8 @@ mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx
 
 from nearfar.edge_runtime.executors.mlx.calls import whole  # noqa: E402
 from nearfar.edge_runtime.executors.mlx.device import guard  # noqa: E402
-from nearfar.edge_runtime.executors.mlx.rope import Rope  # noqa: E402
-from nearfar.edge_runtime.executors.mlx.weights import Matrix, join  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.rope import Rotator  # noqa: E402
+from nearfar.edge_runtime.executors.mlx.weights import MlxMatrix, join  # noqa: E402
 
 CONFIG: dict[str, Any] = {**tiny.CONFIG, "max_position_embeddings": 640}
 WIDE: dict[str, Any] = {**CONFIG, "hidden_size": 128, "head_dim": 32, "intermediate_size": 160}
@@ -270,7 +270,7 @@ def test_both_rotations_are_the_same(scale: float) -> None:
     x, positions = mx.array(rng.normal(0, 1, (7, 3, 16)).astype(np.float32)), rng.integers(0, 2000, 7)
     frequencies = (1 / 10000 ** (np.arange(0, 16, 2) / 16)).astype(np.float32).tolist()
     kernel, tables = (
-        Rope(frequencies, scale, mx.float32, fused).turn(positions)(x) for fused in (True, False)
+        Rotator(frequencies, scale, mx.float32, fused).turn(positions)(x) for fused in (True, False)
     )
     np.testing.assert_allclose(np.array(kernel), np.array(tables), atol=1e-3)  # float32 angles up to 2000
 
@@ -279,11 +279,11 @@ def test_matrices_of_different_kinds_are_joined() -> None:
     rng = np.random.default_rng(0)
     dense = [mx.array(rng.normal(0, 1, (n, 64)).astype(np.float32)) for n in (8, 16, 8)]
     x = mx.array(rng.normal(0, 1, (3, 64)).astype(np.float32))
-    coded = [Matrix(*mx.quantize(w, group_size=64, bits=8), bits=8, group_size=64) for w in dense]
+    coded = [MlxMatrix(*mx.quantize(w, group_size=64, bits=8), bits=8, group_size=64) for w in dense]
     expected = np.concatenate([np.array(matrix(x)) for matrix in coded], -1)
     assert len(join(coded).matrices) == 1
     np.testing.assert_allclose(np.array(whole(join(coded)(x))), expected, atol=1e-5)
-    mixed = join([coded[0], Matrix(dense[1]), coded[2]])
+    mixed = join([coded[0], MlxMatrix(dense[1]), coded[2]])
     assert len(mixed.matrices) == 3
     assert np.abs(np.array(whole(mixed(x))) - expected).max() < 0.2
 

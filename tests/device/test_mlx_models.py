@@ -49,7 +49,7 @@ OTHERWISE = {
     "phi3-factor": "the factor of longrope is left out",
     "gemma2-plain": "windows are left out",
     "gemma2-uncapped": "there are no biases, and always caps",
-    "gemma3_text-listed": "a window is left out every so many layers, never as listed",
+    "gemma3_text-listed": "a window is left out at regular intervals, never as listed",
     "olmo3-yarn": "the attention_factor of yarn is left out",
     "glm4-unbiased": "the head is never the embedding",
     "glm-plain": "all of each head rotates",

@@ -31,7 +31,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime (pip install
 from nearfar.targets.onnx import external  # noqa: E402
 from nearfar.targets.onnx.external import ExternalWriter  # noqa: E402
 from nearfar.targets.onnx.graph import Graph as Builder  # noqa: E402
-from nearfar.targets.onnx.matrices import Products, integer_zeros, write_matrix  # noqa: E402
+from nearfar.targets.onnx.matrices import MatrixNodes, integer_zeros, write_matrix  # noqa: E402
 
 Array = npt.NDArray[Any]
 PLAIN = next(case for case in CASES if str(case) == "llama-plain")
@@ -147,7 +147,7 @@ def test_products_and_rows_are_those_of_the_weights(kind: str, bits: int, group:
     parts = {part.partition(".")[0] for part in placed["w"]}
     assert {"biases", "zeros"} & parts == ({kind} if matrix.quantized else set())
     graph = Builder("products")
-    made = Products(graph, {"w": matrix}, placed, int8=False)
+    made = MatrixNodes(graph, {"w": matrix}, placed, int8=False)
     graph.output(made.product(graph.input("x", "float32", ["b", "l", k]), "w"), "y", ["b", "l", n])
     graph.output(made.rows(graph.input("ids", "int64", ["b", "l"]), "w"), "rows", ["b", "l", k])
     graph.save(tmp_path / "model.onnx")

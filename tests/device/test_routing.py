@@ -18,7 +18,7 @@ import pytest
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.openai.knowledge import knowledge, read_prompt
+from nearfar.edge_runtime.openai.knowledge import read_prompt
 from nearfar.errors import ArtifactError, DeviceError, EngineError, RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
@@ -296,7 +296,8 @@ def test_an_answer_that_a_fitted_router_doubts_is_never_shown_except_where_the_c
 def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
     engine = device.asynchronous
     ask = [{"role": "user", "content": "Once there was a hen, and she had a plan."}]
-    made = device.loop.run(knowledge(engine, ask))
+    asked = device.loop.run(read_prompt(engine, ask))
+    made = asked.knowledge
     tokens = engine.codec.encode_chat(ask)
     assert made.prompt_tokens == len(tokens)
     first = device.completions.create(tokens, max_tokens=1, temperature=0, logprobs=2).choices[0].logprobs
@@ -305,10 +306,13 @@ def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
     assert made.top[:2] == pytest.approx((best, second), abs=1e-3)
     assert len(made.top) == 20
     assert sum(map(math.exp, made.top)) < 1
-    shown = device.loop.run(knowledge(engine, ask, ask=False, tokens=tuple(range(64)))).row
+    read = device.loop.run(read_prompt(engine, ask, ask=False, tokens=tuple(range(64))))
+    shown = read.knowledge.row
     assert [token for token, _ in shown] == list(range(64))
     assert all(logprob <= made.top[0] + 1e-4 for _, logprob in shown)
     assert made.sure is not None
+    for held in (asked, read):
+        device.loop.run(held.release())
 
 
 def test_an_answer_shares_the_prompt_that_was_read_for_its_decision(device: Engine) -> None:

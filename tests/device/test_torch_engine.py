@@ -16,7 +16,7 @@ import pytest
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import EmbedRequest, Sampling, TokenRequest
-from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
+from nearfar.fallback_server.torch_engine.messages import Cancel, Embedded, EmbedSequence
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from tests.shared_data import shared_data
 from tests.support.late import late
@@ -351,7 +351,7 @@ def test_embeddings_are_transformers(stories: Path) -> None:
     rig = Rig(stories)
     rig.submit(TokenRequest("beside", (1,), 5, GREEDY))
     for pooling in ("mean", "last"):
-        rig.engine.handle(Embed(EmbedRequest(pooling, (1, 20, 30, 40), pooling)))
+        rig.engine.handle(EmbedSequence(EmbedRequest(pooling, (1, 20, 30, 40), pooling)))
     rig.run([])
     given = {message.id: message.values for message in rig.said if isinstance(message, Embedded)}
     reference = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)

@@ -5,7 +5,8 @@ compiler, on its null device. That device has exactly the limits that WebGPU gua
 
 Chromium compiles all sources, which takes seconds. Making machine code of all pipelines would take minutes on
 its device, and show nothing about other devices. So for kernels that this device never gets (those for
-classes of GPUs), it makes only one pipeline of each kind. Dawn makes all pipelines.
+classes of GPUs), it makes only one pipeline of each kind, and a run makes a third of its pipelines. Dawn
+makes all pipelines.
 """
 
 from __future__ import annotations
@@ -229,16 +230,18 @@ SHAPED = re.compile(r"(bytes|codes_software|([a-z]+_)?(mobile|integrated|discret
 
 
 def with_pipelines(every: dict[str, list[str]]) -> dict[str, tuple[str, str, bool]]:
-    """Kernels, and whether Chromium makes their pipelines: it does for all software kernels except those over
-    codes, which test_quantized_kv.py runs there; of the latter and of kernels for classes of GPUs, for the
-    shortest of each kind (job, class, few or many rows, first or later launch).
+    """Kernels, and whether Chromium makes their pipelines in this run: it does for a third of all software
+    kernels except those over codes, which test_quantized_kv.py runs there; of the latter and of kernels for
+    classes of GPUs, for a third of the shortest of each kind (job, class, few or many rows, first or later
+    launch).
     """
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name in every:
         shaped = SHAPED.match(name)
         kind = (shaped[0], "_64_" in name or "_rows_s" in name, name[-1]) if shaped else (name,)
         kinds.setdefault(kind, []).append(name)
-    chosen = {min(names, key=lambda name: len(every[name][0])) for names in kinds.values()}
+    shortest = [min(names, key=lambda name: len(every[name][0])) for names in kinds.values()]
+    chosen = set(share(shortest, 3))
     return {name: (code, entry, name in chosen) for name, (code, entry) in every.items()}
 
 

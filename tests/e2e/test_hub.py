@@ -52,7 +52,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     gguf_files.write(source, root / "classics-Q8_0.gguf", store("Q8_0"), vocabulary=vocabulary)
     gguf_files.write(source, root / "classics-Q4_0.gguf", store("Q4_0"), vocabulary=vocabulary, split=9)
-    (root / "mmproj-classics-f16.gguf").write_bytes(b"GGUF, but for pictures")
+    (root / "mmproj-classics-f16.gguf").write_bytes(b"GGUF of pictures")
     (root / "README.md").write_text("# Classics")
     assert not (root / "classics-Q4_0.gguf").exists()
     return root

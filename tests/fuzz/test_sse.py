@@ -19,7 +19,7 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import NearfarError
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, ResponseHead
 from nearfar.fallback_server.http.writing import written
 from nearfar.remote.events import EVENT_BYTES
 from nearfar.routing import AsyncHybridClient, Endpoint, Policy
@@ -121,7 +121,7 @@ class Rig:
         wanted = EngineRequest("1", "m", messages=tuple(HELLO), body=BODY)
         if not chat:
             wanted = replace(wanted, messages=(), prompts=("Hello",), body={"model": "m", "prompt": "Hello"})
-        shape = (ChatShape if chat else CompletionShape)(Head("1", "m"))
+        shape = (ChatShape if chat else CompletionShape)(ResponseHead("1", "m"))
         pieces: list[Piece] = []
         relay = await self.engine.submit(await self.engine.prepare(wanted))
         try:

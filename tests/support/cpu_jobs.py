@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tvm
 
 from nearfar.build.program.fingerprint import fingerprint
-from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
+from nearfar.edge_runtime.executors.cpu.library import DlTensor, Library, aligned
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.folders import read_cache, trim_cache, write_cache
 from nearfar.format.kv import BITS
@@ -79,7 +79,7 @@ class CpuJobs:
             (
                 f"{self._names[job]}_{i}",
                 [
-                    Tensor(_taken(held[arg], param.shape, job))
+                    DlTensor(_taken(held[arg], param.shape, job))
                     for arg, param in zip(stage.args, stage.func.params, strict=True)
                 ],
             )

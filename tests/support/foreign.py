@@ -21,7 +21,7 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.executors.cpu import executor
-from nearfar.edge_runtime.executors.cpu.library import Tensor
+from nearfar.edge_runtime.executors.cpu.library import DlTensor
 from nearfar.edge_runtime.openai.api import AsyncEngine
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError
@@ -102,7 +102,7 @@ class Foreign:
         return ForeignPool(self, int(self.ask(f"pool {threads}")), threads)
 
     def bind(
-        self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
+        self, launches: Sequence[tuple[str, Sequence[DlTensor]]], weights: Sequence[DlTensor | None] = ()
     ) -> tuple[int, list[str]]:
         """See Library.bind: the address of the launches in the other process, and the names of
         their kernels.
@@ -137,7 +137,7 @@ class Foreign:
         assert line, f"the host ended with status {self._process.wait()}"
         return line
 
-    def _tensor(self, tensor: Tensor) -> int:
+    def _tensor(self, tensor: DlTensor) -> int:
         record = tensor.struct
         shape = self._put(struct.pack(f"<{record.ndim}q", *record.shape[: record.ndim]))
         kind = (record.device_type, record.device_id, record.ndim, record.code, record.bits, record.lanes)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.base import ServerEngine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
@@ -50,7 +50,7 @@ class Rig:
     expected: list[str] = field(default_factory=list)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ServerEngine:
         """The engine that computes."""
         return (self.inner or self.server).engine
 

@@ -12,8 +12,8 @@ from tests.support.architectures import make
 from tests.support.cases import case
 
 GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}
-"""What goes beyond float16, and how: to the weights of such names in post-norms, or in gate and up, so much
-is added, or they are multiplied.
+"""Weights whose results go beyond float16, in post-norms or in gate and up: the end of their names, what is
+added to them, and their factor.
 """
 
 

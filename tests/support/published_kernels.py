@@ -10,7 +10,7 @@ from functools import cache
 import tvm
 
 from nearfar.build import manifest
-from nearfar.build.program.compile import Compilation, Program, compile_program
+from nearfar.build.program.compile import Compilation, LoweredProgram, compile_program
 from nearfar.build.synth import published
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.figures import Figures
@@ -97,7 +97,7 @@ def pipelines(shape: str, device: DeviceClass, precision: Precision = "f16") -> 
 
 def _program(
     shape: str, device: DeviceClass, precision: Precision, buckets: Buckets
-) -> tuple[Program, dict[Job, Staged]]:
+) -> tuple[LoweredProgram, dict[Job, Staged]]:
     """Compile the variant of WebGPU."""
     model, made = _model(shape), variant(device, precision, vectors=False)
     kernels = _Noted(Tuning(device, half=precision == "f16"))

@@ -14,7 +14,7 @@ from nearfar.routing.ledger import Ledger
 from nearfar.routing.policy import BreakerOptions, CalibrationOptions, MonitorOptions, Policy, RetryOptions
 from nearfar.routing.retry import RetryBudget, backoff
 from nearfar.routing.speed import Speeds
-from nearfar.routing.types import CloudState, DeviceState, Request
+from nearfar.routing.types import CloudState, DeviceState, RouteRequest
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "routing"
 Json = dict[str, Any]
@@ -23,7 +23,7 @@ Step = Callable[[str, Json], tuple[Any, Any]]
 
 
 def decision(case: Json) -> Json:
-    request, device = Request.parse(case["request"]), DeviceState.parse(case["device"])
+    request, device = RouteRequest.parse(case["request"]), DeviceState.parse(case["device"])
     return decide(request, device, CloudState.parse(case["cloud"]), Policy.parse(case["policy"])).as_json()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.requests import Request
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
+from nearfar.edge_runtime.engine.scheduler import ScheduledStep, Scheduler, StepLimits
 from nearfar.errors import ContextError
 
 FILE = Path(__file__).parents[1] / "vectors" / "schedule" / "scenarios.json"
@@ -21,10 +21,10 @@ class Replay:
     def __init__(self, config: dict[str, Any]) -> None:
         windows = tuple(config.get("windows", [None] * len(config["pages"])))
         table = SequenceTable(tuple(config["pages"]), config["page_size"], config["slots"], windows)
-        limits = Limits(tuple(config["buckets"]), config["slots"], config["context"])
+        limits = StepLimits(tuple(config["buckets"]), config["slots"], config["context"])
         self._scheduler = Scheduler(table, limits)
         self._requests: dict[str, Request] = {}
-        self._flying: Step | None = None
+        self._flying: ScheduledStep | None = None
 
     def run(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Run an entry of the script; gives the entry in its recorded form."""
@@ -67,13 +67,13 @@ class Replay:
             self._read(before)
         return self._launch(self._flying)
 
-    def _queued(self, before: Step | None) -> Step | None:
+    def _queued(self, before: ScheduledStep | None) -> ScheduledStep | None:
         step = self._scheduler.schedule(before)
         if step is not None:
             self._scheduler.queue(step)
         return step
 
-    def _read(self, step: Step) -> None:
+    def _read(self, step: ScheduledStep) -> None:
         self._scheduler.publish(step)
         for request in step.sampled:
             if request.done:
@@ -83,7 +83,7 @@ class Replay:
             if len(request.tokens) - len(request.prompt) == request.limit:
                 self._scheduler.remove(request)
 
-    def _launch(self, step: Step | None) -> dict[str, Any] | None:
+    def _launch(self, step: ScheduledStep | None) -> dict[str, Any] | None:
         if step is None:
             return None
         names = {id(request): name for name, request in self._requests.items()}

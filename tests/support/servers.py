@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.base import ServerEngine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.http.app import AppOptions, create_app
@@ -96,7 +96,9 @@ async def tiny_engine(
 class RunningServer:
     """A real server in a thread. `kill` drops all its connections at once, as a crash does."""
 
-    def __init__(self, make: Callable[[], Awaitable[Engine]], options: AppOptions | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[ServerEngine]], options: AppOptions | None = None
+    ) -> None:
         self._make = make
         self.options = options or AppOptions()
         self.error: BaseException | None = None

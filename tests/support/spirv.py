@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from nearfar.targets.vulkan.opcodes import Capability, Op
+from nearfar.targets.vulkan.opcodes import Capability, Opcode
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction and its words; `op` is a number where Op does not have it."""
+    """An instruction and its words; `op` is a number where Opcode does not have it."""
 
     op: int
     operands: tuple[int, ...]
@@ -31,11 +31,11 @@ def instructions(code: bytes) -> list[Instruction]:
         assert count
         out.append(Instruction(op, words[at + 1 : at + count]))
         at += count
-    assert all(operand < words[3] for i in out if i.op == Op.LABEL for operand in i.operands)
+    assert all(operand < words[3] for i in out if i.op == Opcode.LABEL for operand in i.operands)
     return out
 
 
-def count(code: bytes, op: Op) -> int:
+def count(code: bytes, op: Opcode) -> int:
     """How often an instruction occurs."""
     return sum(i.op == op for i in instructions(code))
 

@@ -140,8 +140,10 @@ class Recorder:
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         report = yield
         cpu, clock = cpu_seconds(), time.perf_counter()
-        report.spent = [cpu - self._last, clock - self._clock]
-        report.fixtures = [(name, spent.cpu, spent.wall) for name, spent in self._fixtures]
+        # A process that ends without its parent asking for it (those of a closed browser) takes its seconds
+        # along: tests have counted them while it ran, so a decrease counts as 0.
+        report.spent = [max(0.0, cpu - self._last), clock - self._clock]
+        report.fixtures = [(name, max(0.0, spent.cpu), spent.wall) for name, spent in self._fixtures]
         self._last, self._clock, self._fixtures = cpu, clock, []
         return report
 

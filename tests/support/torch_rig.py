@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import queue
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,13 @@ from nearfar.edge_runtime.grammars import key_of
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import BackendEvent, Sampling, TokenRequest
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
-from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit
+from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, RefusedRequest, Stepped, Submit
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from nearfar.fallback_server.torch_engine.requests import checked
 from tests.support.late import late
 
 if TYPE_CHECKING:
-    from nearfar.fallback_server.torch_engine.engine import Loaded
+    from nearfar.fallback_server.torch_engine.engine import LoadedGrammar
     from nearfar.fallback_server.torch_engine.model import PagedModel
 
 engines = late("nearfar.fallback_server.torch_engine.engine")
@@ -27,10 +28,25 @@ models = late("nearfar.fallback_server.torch_engine.model")
 GREEDY = Sampling(temperature=0.0)
 
 
-@functools.cache
+_LOADED: dict[tuple[bytes, bool], PagedModel] = {}
+
+
 def model(path: Path, native: bool = True) -> PagedModel:
-    """A model in float32, loaded once a session."""
-    return models.load_model(path, TorchOptions(device="cpu", dtype="float32", native=native))
+    """The model of a folder in float32, loaded once a process for all folders with the same files."""
+    key = (_content(path), native)
+    if key not in _LOADED:
+        options = TorchOptions(device="cpu", dtype="float32", native=native)
+        _LOADED[key] = models.load_model(path, options)
+    return _LOADED[key]
+
+
+def _content(folder: Path) -> bytes:
+    """A digest of the names and bytes of all files. pytest can use a removed folder's path again."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for part in (file.relative_to(folder).as_posix().encode(), file.read_bytes()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
 
 
 class Rig:
@@ -48,8 +64,8 @@ class Rig:
             lambda: compiler(vocabulary(path, facts.vocab_size, facts.eos_token_ids))
         )
         self.said: list[FromWorker] = []
-        self.inbox: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
-        self.engine = engines.Engine(
+        self.inbox: queue.SimpleQueue[LoadedGrammar] = queue.SimpleQueue()
+        self.engine = engines.TorchEngine(
             loaded,
             models.make_cache(loaded, self.options),
             path,
@@ -73,7 +89,7 @@ class Rig:
         for message in self.said:
             if isinstance(message, Stepped):
                 found += [event for owner, event in message.events if owner == request_id]
-            if isinstance(message, Refused) and message.id == request_id:
+            if isinstance(message, RefusedRequest) and message.id == request_id:
                 raise RequestError(message.message, message.param)
         return found
 

@@ -16,7 +16,7 @@ from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
 from nearfar.kernels.jobs import Attend, Embed, Job, Linear, Project
 from nearfar.targets.gpu.classes import DeviceClass
-from nearfar.targets.gpu.kernels.append.project import Heads
+from nearfar.targets.gpu.kernels.append.project import HeadDivision
 from nearfar.targets.gpu.kernels.linear.matvec import groups, takes
 
 Kind = Literal["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"]
@@ -159,7 +159,7 @@ def wanted(job: Job, device: DeviceClass, matrix: int = 0) -> Bounds:
         bounds = bounds | _filling(device, matrix)
     if kind == "matmul" and isinstance(job, Linear):
         bounds = bounds | _tiled(job, device, matrix)
-    if isinstance(job, Project) and Heads.of(job).normed:
+    if isinstance(job, Project) and HeadDivision.of(job).normed:
         bounds = bounds | Bounds(most={"barriers": 2})  # sums along k, and squares of a head
     if isinstance(job, Linear | Project | Embed):
         return EVERY | bounds

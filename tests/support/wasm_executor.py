@@ -20,7 +20,7 @@ from nearfar.edge_runtime.artifact.budget import longest, plan_pages
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.engine.core import EngineCore
-from nearfar.edge_runtime.executors.planned import Layout, as_bytes
+from nearfar.edge_runtime.executors.planned import ProgramLayout, as_bytes
 from nearfar.edge_runtime.openai.api import AsyncEngine
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError
@@ -126,7 +126,7 @@ class WasmExecutor:
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
         self.precision, self.program_name = program.precision, program.name
         self.node = Node()
-        self._layout, self._kernels = Layout(artifact, program, settings), program.kernels
+        self._layout, self._kernels = ProgramLayout(artifact, program, settings), program.kernels
         space, weights = Space(), artifact.manifest.weights
         base = space.take(weights.bytes, 256)
         self._at = {f"weight:{tensor.name}": base + tensor.offset for tensor in weights.tensors}

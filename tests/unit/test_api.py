@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import AsyncEngine, Engine
-from nearfar.edge_runtime.openai.sync import Loop, Stream
+from nearfar.edge_runtime.openai.sync import LoopThread, Stream
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, RequestError
 from tests.support import tiny
@@ -348,7 +348,7 @@ async def slow_to_end() -> AsyncGenerator[int, None]:
 
 
 def test_ctrl_c_ends_a_stream_whose_item_is_on_its_way() -> None:
-    loop, items = Loop(), slow_to_end()
+    loop, items = LoopThread(), slow_to_end()
     stream = Stream(loop, items, items.aclose())
 
     def press(_: int) -> None:

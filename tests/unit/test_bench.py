@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nearfar.errors import RequestError
 from nearfar.fallback_server.bench import figures, prompts, svg, traces
 from nearfar.fallback_server.bench.client import Outcome
-from nearfar.fallback_server.bench.load import Run
+from nearfar.fallback_server.bench.load import LoadResult
 from nearfar.fallback_server.bench.options import BenchOptions, Slo, Workload
 from nearfar.fallback_server.bench.prompts import Words
 from nearfar.fallback_server.bench.traces import Item
@@ -44,7 +44,7 @@ def outcome(ttft: float, tpot: float, tokens: int = 11, error: str | None = None
 
 def test_figures_of_a_level() -> None:
     slow, late = outcome(0.5, 0.3), outcome(2.0, 0.05)
-    run = Run(
+    run = LoadResult(
         [outcome(0.5, 0.05), slow, late, outcome(0.1, 0.01, error="HTTP 429"), outcome(0.9, 9.0, tokens=1)],
         10.0,
         2,
@@ -66,7 +66,7 @@ def test_figures_of_a_level() -> None:
 
 
 def test_a_level_without_an_answer_has_figures() -> None:
-    made = figures.level("1 at once", "closed", 1, Run(), Slo())
+    made = figures.level("1 at once", "closed", 1, LoadResult(), Slo())
     assert (made.requests, made.good, made.ttft.count, made.ttft_curve) == (0, 0.0, 0, ())
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.checks import check_finite, check_tensors
 from nearfar.build.weights.opening import open_checkpoint
-from nearfar.build.weights.quantized.contract import Wanted
+from nearfar.build.weights.quantized.contract import RequiredTensor
 from nearfar.checkpoint_files import INDEX
 from nearfar.errors import CheckpointError
 from nearfar.store.naming import mark_of
@@ -189,12 +189,16 @@ def test_damaged_header(model: Path) -> None:
 
 def test_every_difference_is_named_at_once(model: Path) -> None:
     checkpoint = open_checkpoint(model)
-    check_tensors(checkpoint, {"a": Wanted((4, 3)), "b": Wanted((3,))})
-    check_tensors(checkpoint, {"a": Wanted((4, 3))}, ignorable=["[bc]"])
+    check_tensors(checkpoint, {"a": RequiredTensor((4, 3)), "b": RequiredTensor((3,))})
+    check_tensors(checkpoint, {"a": RequiredTensor((4, 3))}, ignorable=["[bc]"])
     with pytest.raises(CheckpointError) as caught:
         check_tensors(
             checkpoint,
-            {"a": Wanted((3, 4), ("int8", "uint8")), "c": Wanted((1,)), "d": Wanted((2, 2))},
+            {
+                "a": RequiredTensor((3, 4), ("int8", "uint8")),
+                "c": RequiredTensor((1,)),
+                "d": RequiredTensor((2, 2)),
+            },
         )
     for part in ("2 missing: c [1], d [2, 2]", "1 extra: b [3]", "1 misshapen: a is [4, 3], not [3, 4]"):
         assert part in str(caught.value)

@@ -16,10 +16,10 @@ from nearfar.build.targets import target_names, target_of
 from nearfar.build.weights.quantize import F32, dequantize
 from nearfar.build.weights.quantized.gguf import Gguf
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
-from nearfar.build.weights.stream import Piece, WeightStream
+from nearfar.build.weights.stream import MatrixRows, WeightStream
 from nearfar.errors import BuildError
 from nearfar.format.scales import SYMMETRIC
-from nearfar.kernels.quantized import GROUPS, Held, QuantTensor
+from nearfar.kernels.quantized import GROUPS, QuantTensor, StorableMatrices
 from tests.support.gguf_files import MIXED, mixed, type_of
 from tests.support.paths import ROOT
 from tests.support.quantized import read_back
@@ -34,9 +34,9 @@ class Rows:
     """A writer that keeps the rows of each tensor."""
 
     def __init__(self) -> None:
-        self.pieces: dict[str, list[Piece]] = {}
+        self.pieces: dict[str, list[MatrixRows]] = {}
 
-    def rows(self, tensor: str, piece: Piece) -> None:
+    def rows(self, tensor: str, piece: MatrixRows) -> None:
         self.pieces.setdefault(tensor, []).append(piece)
 
     def vector(self, *_: object) -> None: ...
@@ -58,7 +58,7 @@ def written(source: Source) -> dict[str, F32]:
     stream.write([rows], lambda _: None)
     group = {name: source.matrices[p.name].group for p in source.params if p.is_matrix for name in p.tensors}
 
-    def floats(name: str, part: Piece) -> F32:
+    def floats(name: str, part: MatrixRows) -> F32:
         return dequantize(part, group[name]) if isinstance(part, QuantTensor) else part.astype(np.float32)
 
     return {
@@ -140,7 +140,7 @@ def test_of_tensors_that_are_stored_alike_each_keeps_what_it_can(kind: str, tmp_
     file, floats = mixed(tmp_path, kind)
     base = opened(file)
     source = base.held_by("mlx", MLX)
-    found, exact = written(source), written(base.held_by("onnx", Held.pairs()))
+    found, exact = written(source), written(base.held_by("onnx", StorableMatrices.pairs()))
     anew = {name for name in floats if type_of(kind, name) in BECOMES}
     beside = {n for n in floats if "q_proj" in n or "v_proj" in n} if kind == "partly floats" else set()
     assert source.quantized is not None

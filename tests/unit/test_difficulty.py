@@ -26,7 +26,7 @@ from nearfar.routing.difficulty.features import HALF, features, parts
 from nearfar.routing.difficulty.score import MODEL, rank
 from nearfar.routing.difficulty.training import (
     GSM8K,
-    Example,
+    GradedPrompt,
     choice_features,
     fit_head,
     folds,
@@ -143,7 +143,7 @@ def test_a_model_that_is_none_is_refused(tmp_path, change, message):
         Difficulty.load(tmp_path / "absent.json")
 
 
-def made_up(subject: str, hard: float, count: int, random: np.random.Generator) -> list[Example]:
+def made_up(subject: str, hard: float, count: int, random: np.random.Generator) -> list[GradedPrompt]:
     """Questions of a subject with its own difficulty; the longer a question, the likelier the weak model
     fails it.
     """
@@ -154,7 +154,7 @@ def made_up(subject: str, hard: float, count: int, random: np.random.Generator) 
         prompt = " ".join(["word"] * words) + "?"
         if subject != GSM8K:
             prompt += "\nA. yes\nB. no"
-        found.append(Example(subject, prompt, weak, weak or bool(random.random() < 0.8)))
+        found.append(GradedPrompt(subject, prompt, weak, weak or bool(random.random() < 0.8)))
     return found
 
 
@@ -171,8 +171,8 @@ def test_training_finds_what_holds_in_every_subject_and_is_repeatable():
 
 def test_what_only_tells_subjects_apart_gets_no_weight():
     random = np.random.default_rng(2)
-    examples = [Example("easy", "day " * 9, True, True)] * 50
-    examples += [Example("hard", "court " * 9, bool(random.random() > 0.9), True) for _ in range(50)]
+    examples = [GradedPrompt("easy", "day " * 9, True, True)] * 50
+    examples += [GradedPrompt("hard", "court " * 9, bool(random.random() > 0.9), True) for _ in range(50)]
     table = tabulate(examples, CATEGORIES, options=False)
     head = fit_head(table, ("has_law", "has_time"), table.failed, 1.0)
     assert max(map(abs, head.weights)) < 1e-9

@@ -5,11 +5,14 @@ extras.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import json
+import os
 import re
 import shlex
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,11 +22,18 @@ import pytest
 import typer
 
 from nearfar.cli import COMMANDS, typer_app
+from nearfar.routing import Policy
 from tests.support import docs
 from tests.support.paths import ROOT
 
 PAGES = [pytest.param(page, id=page.name) for page in docs.pages()]
+ALL_PAGES = [*PAGES, *(pytest.param(page, id=page.name) for page in docs.decisions())]
 OF_FILES = re.compile(r"[\w.*<>{},/-]+\.(?:py|ts|tsx|mjs|sh|md)|[\w.*<>{},-]+/(?:[\w.*<>{},/-]*/)?")
+IN_CODE = re.compile(
+    r"(?<![\w/.-])(?:docs|tests|benchmarks|examples|scripts|step|format|kernels|targets|build|edge_runtime"
+    r"|remote|fallback_server|routing|web|src)/[\w./-]*\.(?:md|py|tsx?|mjs|sh|json|c|h|html|css)\b"
+    r"|docs/decisions/\d{4}\b"
+)
 NOT_OURS = ("Libraries/",)  # a folder of mlx-swift-lm
 # Options and names of other people's programs that pages mention.
 FOREIGN_OPTIONS = {
@@ -39,12 +49,15 @@ FOREIGN_OPTIONS = {
         "--gpus",
         "--help",
         "--write",
+        "--target-env",
+        "--library-path",
     ),
 }
 FOREIGN_NAMES = {
     *("PIP_INDEX_URL", "maxComputeWorkGroupSizeX", "ggml_gemv_q4_0_4x4_q8_0", "ggml_vec_dot_q4_0_q8_0"),
     *("BaseConfiguration", "LlamaConfiguration", "ModelConfiguration", "importFunction", "dependentSchemas"),
     *("model_q2", "model_q4", "model_quantized", "host_permissions", "MESA_SHADER_CACHE_DIR"),
+    *("package_dir", "FileSystemSyncAccessHandle", "libvulkan_lvp"),
 }
 
 
@@ -77,15 +90,29 @@ def options_of(path: tuple[str, ...]) -> frozenset[str] | None:
 
 @cache
 def all_options() -> frozenset[str]:
-    found: set[str] = set()
-    waiting: list[tuple[str, ...]] = [()]
-    while waiting:
-        path = waiting.pop()
-        found |= options_of(path) or set()
+    return frozenset(option for path in all_commands() for option in options_of(path) or ())
+
+
+@cache
+def all_commands() -> tuple[tuple[str, ...], ...]:
+    """The paths of all commands; that of `nearfar` itself is empty."""
+    found: list[tuple[str, ...]] = [()]
+    for path in found:
         node = command_of(path)
         if hasattr(node, "list_commands"):
-            waiting += [(*path, name) for name in node.list_commands(None)]
-    return frozenset(found)
+            found += [(*path, name) for name in node.list_commands(None)]
+    return tuple(found)
+
+
+@cache
+def defaults() -> dict[str, set[float]]:
+    """The numbers that are an option's default, in any command."""
+    found: dict[str, set[float]] = defaultdict(set)
+    for path in all_commands():
+        for parameter in command_of(path).params:
+            if isinstance(parameter.default, int | float):
+                found[parameter.opts[0]].add(float(parameter.default))
+    return found
 
 
 def commands(page: docs.Page) -> Iterator[list[str]]:
@@ -110,7 +137,7 @@ def commands(page: docs.Page) -> Iterator[list[str]]:
             yield words[:ends]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_command_and_option_is_one(page: docs.Page) -> None:
     wrong = []
     for words in commands(page):
@@ -140,7 +167,7 @@ def scripts() -> tuple[str, ...]:
     return tuple((ROOT / name).read_text() for name in found if name.endswith((".py", ".sh")))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, id=page.name) for page in docs.decisions())])
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_link_leads_somewhere(page: docs.Page) -> None:
     wrong = []
     for link in page.links():
@@ -156,7 +183,79 @@ def anchors(path: Path) -> set[str]:
     return docs.page(path.relative_to(ROOT).as_posix()).anchors()
 
 
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_every_section_that_a_page_quotes_exists(page: docs.Page) -> None:
+    """Checks titles in quotes after a link to a page (`[x](x.md), "Title"`), and after "see"."""
+    prose = " ".join(page.prose.split())
+    quoted = [
+        (os.path.normpath(Path(page.name).parent / match[1]), match[2])
+        for match in re.finditer(r"\]\(([^)#\s]+\.md)\)[,:]? \(?\"([^\"]+)\"", prose)
+    ]
+    quoted += [(page.name, title) for title in re.findall(r"\b[Ss]ee \"([A-Z][^\"]+)\"", prose)]
+    wrong = [f"{name}: {title}" for name, title in quoted if title.rstrip(".,") not in titles(name)]
+    assert not wrong, f"{page.name}: {wrong}"
+
+
+def titles(name: str) -> set[str]:
+    """The headings of a page, without backquotes."""
+    return {title.replace("`", "") for title in re.findall(r"^#+ +(.+?) *$", docs.page(name).prose, re.M)}
+
+
 @pytest.mark.parametrize("page", PAGES)
+def test_a_default_beside_an_option_is_the_default(page: docs.Page) -> None:
+    """Checks the number in "`--drain` (30 s)", "`--max-body` (4 MiB)" and "`--priority` (0 by default"."""
+    units = {"KiB": 2**10, "MiB": 2**20, "Mi": 2**20}
+    wrong = []
+    for name, number, unit in re.findall(
+        r"`(--[a-z][a-z-]+)`(?: seconds)? \(([\d.,]+)(?: (KiB|MiB|Mi)\b)?", " ".join(page.prose.split())
+    ):
+        value = float(number.replace(",", "")) * units.get(unit, 1)
+        if value not in defaults()[name]:
+            wrong.append(f"{name} ({number} {unit}): {sorted(defaults()[name])}")
+    assert not wrong, f"{page.name}: {wrong}"
+
+
+def test_the_table_of_the_policy_has_its_fields_and_defaults() -> None:
+    rows = docs.page("docs/routing.md").text.partition("## Policy")[2].partition("\n## ")[0]
+    told: dict[str, str] = {}
+    for names, default in re.findall(r"^\| (`[^|]+) \|([^|]*)\|", rows, re.MULTILINE):
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), default.strip())
+    fields = {field.name: field.default for field in dataclasses.fields(Policy)}
+    assert set(told) == set(fields)
+    wrong = {
+        name: (default, fields[name])
+        for name, default in told.items()
+        if default not in written(fields[name])
+    }
+    assert not wrong
+
+
+def written(value: object) -> tuple[str, ...]:
+    """The ways in which a page writes a default; a group of fields has no default of its own."""
+    if dataclasses.is_dataclass(value):
+        return ("",)
+    if value is None:
+        return ("none",)
+    if isinstance(value, str):
+        return (f'`"{value}"`',)
+    return (json.dumps(value), f"{value:g}", f"{value:g} s")
+
+
+def test_every_file_that_code_names_is_there() -> None:
+    """Checks pages, tests and sources that comments, docstrings and messages of the code name."""
+    wrong = []
+    for name in docs.files():
+        # Tests write files with such names; JSON and the script of vLLM's tests name those of other projects.
+        other = name.startswith(("tests/", "web/test/", "scripts/vllm")) or name.endswith(".json")
+        if other or Path(name).suffix not in docs.CODE:
+            continue
+        for path in IN_CODE.findall((ROOT / name).read_text(encoding="utf-8", errors="replace")):
+            if not (docs.exists(path) or docs.exists(f"{path}-*")):
+                wrong.append(f"{name}: {path}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_file_is_there(page: docs.Page) -> None:
     """Checks files and folders in inline code; a path may be shortened at its beginning ("cpu/pool.py")."""
     tops = {name.split("/")[0] for name in docs.files() if "/" in name}
@@ -179,7 +278,7 @@ def made(path: str) -> bool:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_name_of_code_is_in_the_code(page: docs.Page) -> None:
     """Checks that `CamelCase`, `snake_case`, `call()` and `NEARFAR_VARIABLE` in inline code occur in the
     code.
@@ -195,7 +294,7 @@ def test_every_name_of_code_is_in_the_code(page: docs.Page) -> None:
     assert not wrong, f"{page.name}: {sorted(set(wrong))}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_imports_modules_and_extras_exist(page: docs.Page) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     exports = json.loads((ROOT / "web" / "package.json").read_text())["exports"]
@@ -240,7 +339,7 @@ def resolves(dotted: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_make_target_and_npm_script_exists(page: docs.Page) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     package = json.loads((ROOT / "web" / "package.json").read_text())["scripts"]

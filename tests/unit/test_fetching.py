@@ -19,7 +19,7 @@ from nearfar.errors import ArtifactError, StoreError
 from nearfar.format.manifest import LISTING
 from nearfar.store.entries import Store
 from nearfar.store.fetching import ASIDE, address_of, fetch, name_of
-from nearfar.store.naming import Asked, wanted_of
+from nearfar.store.naming import GivenOptions, wanted_of
 from tests.support import tiny
 from tests.support.hub import Hub, hub
 
@@ -193,4 +193,4 @@ def test_addresses_and_names() -> None:
     store = Store(Path("nowhere"))
     assert wanted_of("https://host/models/tales", store).source == "https://host/models/tales/"
     with pytest.raises(StoreError, match="leave --quant out"):
-        wanted_of("https://host/models/tales", store, Asked("q4"))
+        wanted_of("https://host/models/tales", store, GivenOptions("q4"))

@@ -15,7 +15,12 @@ from nearfar.format.buffers import buffers
 from nearfar.format.manifest import Cache, Group, KvCache
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "format" / "buffers.json"
-GENERATED = ("web/src/format/constants.ts", "web/src/grammar/keywords.ts", "docs/artifact.md")
+GENERATED = (
+    "web/src/format/constants.ts",
+    "web/src/grammar/keywords.ts",
+    "web/src/routing/service-fields.ts",
+    "docs/artifact.md",
+)
 
 
 @pytest.fixture
@@ -36,6 +41,7 @@ def test_what_is_generated_is_what_the_format_says() -> None:
     [
         ("web/src/format/constants.ts", "feed: 5", "feed: 6"),
         ("web/src/grammar/keywords.ts", '"$comment",', ""),
+        ("web/src/routing/service-fields.ts", '"metadata",', ""),
         ("web/src/format/constants.ts", "readonly kv_heads: number;\n", ""),
         ("docs/artifact.md", "| int32 [256] | token id", "| int32 [128] | token id"),
     ],

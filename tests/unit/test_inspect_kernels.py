@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from nearfar.build.options import BuildOptions
-from nearfar.build.synth import Shape, write_checkpoint
+from nearfar.build.synth import ConfigShape, write_checkpoint
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
@@ -43,7 +43,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     seconds.
     """
     root = tmp_path_factory.mktemp("figures")
-    write_checkpoint(Shape(CONFIG), root / "checkpoint")
+    write_checkpoint(ConfigShape(CONFIG), root / "checkpoint")
     target, device_class = request.param
     options = ["--target", f"{target},cpu", "--cpu-features", "native", "--device-class", device_class]
     fewer = partial(BuildOptions, buckets=Buckets((1, 64), (1,)))

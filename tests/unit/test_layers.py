@@ -1,4 +1,6 @@
-"""Checks imports between parts against the table of docs/architecture.md."""
+"""Checks imports between parts against the table of docs/architecture.md, and that a class has a name of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -19,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edge_runtime": {"step", "format"},
     "remote": {"edge_runtime"},
     "fallback_server": {"step", "format", "edge_runtime", "remote"},
-    "routing": {"edge_runtime", "remote"},
+    "routing": {"format", "edge_runtime", "remote"},
 }
 SHARED = {
     "checkpoint_files",
@@ -30,6 +33,7 @@ SHARED = {
     "hosts",
     "hub",
     "interruptible",
+    "json_size",
     "machine",
     "paths",
     "pooling",
@@ -40,6 +44,16 @@ SHARED = {
     "version",
 }
 """Modules of the package itself that every part may import."""
+SAME_NAMES = {
+    ("nearfar.kernels.jobs", "nearfar.step"): "a job has the name of its operation",
+    ("nearfar.format.manifest", "nearfar.step"): "the manifest's record of a part of the model",
+    ("nearfar.edge_runtime.openai.records", "nearfar.routing.shapes"): "OpenAI's record, here with x_nearfar",
+    (
+        "nearfar.edge_runtime.executors.vulkan",
+        "nearfar.edge_runtime.executors.webgpu",
+    ): "parts of two executors",
+}
+"""Pairs of modules or packages whose classes of one name are the same thing, and why there are two."""
 
 
 def test_each_part_imports_what_its_row_names() -> None:
@@ -66,6 +80,43 @@ def test_no_file_imports_itself_through_others() -> None:
     folders = (*MAY_IMPORT, "src/nearfar", "tests", "benchmarks", "examples", "scripts")
     circle = a_circle([file for folder in folders for file in files(folder)], ROOT)
     assert not circle, " imports ".join(circle)
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    """A class whose name begins with an underscore belongs to its file, and does not count."""
+    homes = classes([file for folder in (*MAY_IMPORT, "src/nearfar") for file in files(folder)], ROOT)
+    wrong, used = [], set()
+    for name, modules in homes.items():
+        for one, other in combinations(sorted(modules), 2):
+            if listed := next((pair for pair in SAME_NAMES if _are(pair, (one, other))), None):
+                used.add(listed)
+            else:
+                wrong.append(f"{name}: {one} and {other}")
+    assert not wrong, "name one of these classes after what it is:\n" + "\n".join(wrong)
+    assert used == set(SAME_NAMES), "a pair of SAME_NAMES has no class of one name"
+
+
+def test_a_shared_name_is_found(tmp_path: Path) -> None:
+    one, two = tmp_path / "src/nearfar/one.py", tmp_path / "src/nearfar/two.py"
+    one.parent.mkdir(parents=True)
+    one.write_text("class A:\n    class C: ...\nclass _B: ...\nclass C: ...\n")
+    two.write_text("class A: ...\nclass _B: ...\n")
+    assert classes([one, two], tmp_path) == {"A": ["nearfar.one", "nearfar.two"], "C": ["nearfar.one"]}
+
+
+def classes(every: Iterable[Path], root: Path) -> dict[str, list[str]]:
+    """The modules that define each public class at their top level."""
+    found: dict[str, list[str]] = {}
+    for file in every:
+        for node in ast.parse(file.read_bytes()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module_of(file, root))
+    return found
+
+
+def _are(packages: tuple[str, str], modules: tuple[str, str]) -> bool:
+    """Whether the first module is in the first package, and the second in the second."""
+    return all(f"{module}.".startswith(f"{part}.") for module, part in zip(modules, packages, strict=True))
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.errors import OverloadError
 from nearfar.fallback_server.backend import EmbedRequest, TokenRequest
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
+from nearfar.fallback_server.engines.base import EmbeddingVectors, EngineRequest
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.tenants import Tenant
-from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
+from nearfar.fallback_server.torch_engine.messages import Cancel, Embedded, EmbedSequence
 from tests.shared_data import shared_data
 from tests.support.servers import MODEL, tiny_core, tokenizer_directory
 from tests.support.torch_rig import GREEDY, Rig
@@ -50,7 +50,7 @@ def core_of(engine: LocalEngine) -> EngineCore:
 
 async def embed(
     engine: LocalEngine, tenant: Tenant, *prompts: tuple[int, ...], name: str = "e"
-) -> Embeddings:
+) -> EmbeddingVectors:
     request = EngineRequest(name, MODEL, prompts=prompts, max_tokens=0, pooling="model", tenant=tenant)
     return await engine.embed(await engine.prepare(request))
 
@@ -110,10 +110,10 @@ def test_the_torch_engine_embeds_in_steps_and_forgets_what_nobody_wants() -> Non
                 return count
         raise AssertionError(name)
 
-    engine.handle(Embed(EmbedRequest("alone", (5,))))
+    engine.handle(EmbedSequence(EmbedRequest("alone", (5,))))
     alone = turns_until("alone")
     for number in range(60):
-        engine.handle(Embed(EmbedRequest(f"many{number}", text, late=float(number))))
+        engine.handle(EmbedSequence(EmbedRequest(f"many{number}", text, late=float(number))))
     engine.turn()
     rig.submit(TokenRequest("chat", (5, 6), 3, GREEDY))
     engine.turn()
@@ -121,7 +121,7 @@ def test_the_torch_engine_embeds_in_steps_and_forgets_what_nobody_wants() -> Non
     assert len(rig.events("chat")) >= 1
     for number in range(60):
         engine.handle(Cancel(f"many{number}"))
-    engine.handle(Embed(EmbedRequest("word", (5,))))
+    engine.handle(EmbedSequence(EmbedRequest("word", (5,))))
     assert turns_until("word") <= STEPS_BESIDE * alone
     rig.run([])
     rig.assert_empty()
@@ -134,7 +134,7 @@ def test_the_torch_engine_pools_over_chunks_as_over_the_whole_text() -> None:
     for budget in (64, 17):
         rig = Rig(shared_data("models", "stories260K"), token_budget=budget, max_running=16)
         for pooling in ("mean", "last"):
-            rig.engine.handle(Embed(EmbedRequest(pooling, text, pooling)))
+            rig.engine.handle(EmbedSequence(EmbedRequest(pooling, text, pooling)))
         rig.run([])
         made[budget] = {said.id: said.values for said in rig.said if isinstance(said, Embedded)}
     for pooling in ("mean", "last"):

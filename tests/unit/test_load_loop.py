@@ -27,7 +27,7 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.turns import TURN, Steps, in_turns
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog, TextFormatter, _Queued, request_id
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, embeddings
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, ResponseHead, embeddings
 from nearfar.fallback_server.http.writing import written
 from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
 
@@ -79,7 +79,7 @@ def test_a_large_body_that_is_wrong_is_told_the_same_as_a_small_one(server: Runn
 
 
 @pytest.mark.parametrize("shape", [ChatShape, CompletionShape])
-def test_whole_answers_look_at_each_piece_once(shape: Callable[[Head], Any]) -> None:
+def test_whole_answers_look_at_each_piece_once(shape: Callable[[ResponseHead], Any]) -> None:
     """Before the fix each of 256 answers went through the pieces of all: 1.2 s on the loop."""
 
     class Counted(Piece):
@@ -97,7 +97,7 @@ def test_whole_answers_look_at_each_piece_once(shape: Callable[[Head], Any]) -> 
         return made
 
     pieces = [piece(number % 16) for number in range(320)]
-    whole = shape(Head("id", MODEL, False, False), 16).whole(pieces, TokenUsage(1, 320))
+    whole = shape(ResponseHead("id", MODEL, False, False), 16).whole(pieces, TokenUsage(1, 320))
     assert len(json.loads("".join(written(whole)))["choices"]) == 16
     assert Counted.looks <= 2 * len(pieces)
 
@@ -107,7 +107,7 @@ def test_a_long_record_is_written_in_small_steps() -> None:
     alternatives = [TopLogprob("t", -1.0, [116])] * 20
     token = TokenLogprob("t", -1.0, [116], alternatives)
     pieces = [Piece(number % 2, "t", logprobs=(token,), tokens=1, offsets=(0,)) for number in range(400)]
-    head = Head("id", MODEL, False, False)
+    head = ResponseHead("id", MODEL, False, False)
     for record in (
         embeddings(MODEL, iter(np.ones((3, 5000), np.float32)), 3),
         ChatShape(head, 2).whole(pieces, TokenUsage(1, 400)),

@@ -15,7 +15,7 @@ from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.prefill import OVERTAKEN, share_rows
 from nearfar.edge_runtime.engine.requests import Request
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
+from nearfar.edge_runtime.engine.scheduler import Scheduler, StepLimits
 from nearfar.fallback_server.backend import Sampling, TokenRequest
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.torch_engine import scheduler as torch_scheduler
@@ -50,7 +50,7 @@ def computed(s: Scheduler) -> list[Request]:
 
 def edge(attack: list[int], word: int, pages: int = 400) -> int:
     """Steps of the artifact engine until a prompt of `word` tokens after the attack's prompts is computed."""
-    s = Scheduler(SequenceTable(pages, 16, 16), Limits((1, 4, 16, 64, 256), 16, 4096))
+    s = Scheduler(SequenceTable(pages, 16, 16), StepLimits((1, 4, 16, 64, 256), 16, 4096))
     for number, length in enumerate([*attack, word]):
         s.add(Request(prompt(length, 10_000 * number), SamplingParams(temperature=0), 100, 0))
     last = s.waiting[-1]
@@ -62,8 +62,8 @@ def edge(attack: list[int], word: int, pages: int = 400) -> int:
 
 def torch(attack: list[int], word: int, pages: int = 400) -> int:
     """Steps of the torch engine until a prompt of `word` tokens after the attack's prompts is computed."""
-    limits = torch_scheduler.Limits(16, 256)
-    s = torch_scheduler.Scheduler(SequenceTable(pages, 16, 16), limits)
+    limits = torch_scheduler.BatchLimits(16, 256)
+    s = torch_scheduler.WorkScheduler(SequenceTable(pages, 16, 16), limits)
     works = [
         torch_scheduler.Work(str(number), list(prompt(length, 10_000 * number)), arrival=float(number))
         for number, length in enumerate([*attack, word])
@@ -96,7 +96,7 @@ def test_a_word_goes_past_a_prompt_that_finds_no_room(engine: Callable[..., int]
 
 
 def test_who_finds_no_room_is_overtaken_a_bounded_number_of_times() -> None:
-    s = Scheduler(SequenceTable(64, 16, 16), Limits((1, 4, 16, 64, 256), 16, 4096))
+    s = Scheduler(SequenceTable(64, 16, 16), StepLimits((1, 4, 16, 64, 256), 16, 4096))
     holder, large = (Request(prompt(600, n), SamplingParams(temperature=0), 400, 0) for n in (0, 10_000))
     for request in (holder, large):
         s.add(request)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
 
-from nearfar.edge_runtime.executors.mlx.rows import MAX_RUNS, Reach, Rows, View, lay_out
+from nearfar.edge_runtime.executors.mlx.rows import MAX_RUNS, LiveRows, Reach, View, lay_out
 
 SIZE, SLOTS, PER_SLOT = 4, 3, 24
 
@@ -40,7 +40,9 @@ def seen(reach: Reach, rows: int) -> list[set[int]]:
     return [{cell for cell, on in zip(cells, row, strict=True) if on} for row in mask]
 
 
-def check(rows: Rows, positions: list[int], slots: list[int], table: Any, windows: list[int | None]) -> None:
+def check(
+    rows: LiveRows, positions: list[int], slots: list[int], table: Any, windows: list[int | None]
+) -> None:
     live = [m for m, position in enumerate(positions) if position >= 0]
     assert rows.live.tolist() == live
     where = [int(table[slots[m], positions[m] // SIZE]) * SIZE + positions[m] % SIZE for m in live]

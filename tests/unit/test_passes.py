@@ -18,8 +18,8 @@ from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.build.program.plan import plan_of, share_workspace
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
-from nearfar.kernels.program import Plan
-from nearfar.kernels.quantized import Matrix, Part
+from nearfar.kernels.program import LoweredPlan
+from nearfar.kernels.quantized import Matrix, PackedArray
 from nearfar.step.operation import Activation
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
@@ -327,7 +327,7 @@ class TwoStages:
     """Kernels whose linear has two launches with a scratch buffer between them."""
 
     def parts(self, matrix):
-        return (Part("w", (matrix.n, matrix.k), "float32"),)
+        return (PackedArray("w", (matrix.n, matrix.k), "float32"),)
 
     def stages(self, job):
         return Staged(
@@ -336,7 +336,7 @@ class TwoStages:
         )
 
 
-def _planned(kernels: TwoStages | None = None) -> tuple[tvm.IRModule, Plan]:
+def _planned(kernels: TwoStages | None = None) -> tuple[tvm.IRModule, LoweredPlan]:
     x, w = tensor("x", M, K), tensor("w", N, K)
 
     def body(b):
@@ -353,7 +353,9 @@ def _planned(kernels: TwoStages | None = None) -> tuple[tvm.IRModule, Plan]:
         relax.transform.StaticPlanBlockMemory(),
     ]
     mod = tvm.transform.Sequential(steps)(mod)
-    plan = plan_of(mod["main"], Plan("step", M, M), {"x": "buffer:x", "w": "weight:w"}, "buffer:logits")
+    plan = plan_of(
+        mod["main"], LoweredPlan("step", M, M), {"x": "buffer:x", "w": "weight:w"}, "buffer:logits"
+    )
     return mod, plan
 
 
@@ -401,7 +403,7 @@ def test_a_result_in_memory_that_other_tensors_have_too_is_no_plan() -> None:
     body = relax.SeqExpr(func.body.blocks, shared)
     func = relax.Function(func.params, body, shared.ty, func.is_pure, func.attrs)
     with pytest.raises(AssertionError, match="storage:1, which holds 2 tensors"):
-        plan_of(func, Plan("step", M, M), {"x": "buffer:x", "w": "weight:w"}, "buffer:logits")
+        plan_of(func, LoweredPlan("step", M, M), {"x": "buffer:x", "w": "weight:w"}, "buffer:logits")
 
 
 def test_plans_share_workspace_by_size() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
-from nearfar.edge_runtime.executors.planned import Layout, pieces, place, seconds
+from nearfar.edge_runtime.executors.planned import ProgramLayout, pieces, place, seconds
 from nearfar.errors import ArtifactError
 from nearfar.format.manifest import Program
 from nearfar.format.rotations import rope_table
@@ -29,9 +29,9 @@ def artifact(tmp_path: Path) -> Artifact:
     return Artifact.open(tiny.write_artifact(tmp_path / "tiny"))
 
 
-def layout(artifact: Artifact, *pages: int, context: int = 48, **changes: str) -> Layout:
+def layout(artifact: Artifact, *pages: int, context: int = 48, **changes: str) -> ProgramLayout:
     program: Program = dataclasses.replace(artifact.manifest.programs[0], **changes)  # type: ignore[arg-type]
-    return Layout(artifact, program, Settings(pages, context))
+    return ProgramLayout(artifact, program, Settings(pages, context))
 
 
 def test_each_group_has_its_pages_and_its_caches(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ tvm = pytest.importorskip("tvm")
 
 
 from nearfar.edge_runtime.executors.cpu import library as records  # noqa: E402
-from nearfar.edge_runtime.executors.cpu.library import Library, LoadedPlan, Tensor, aligned  # noqa: E402
+from nearfar.edge_runtime.executors.cpu.library import DlTensor, Library, LoadedPlan, aligned  # noqa: E402
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
@@ -57,7 +57,9 @@ def mirror(library: Library, repeats: int = 1) -> tuple[LoadedPlan, np.ndarray]:
     replay).
     """
     a, b = aligned((N,), np.int32), aligned((N,), np.int32)
-    return library.bind([("mirror", [Tensor(a), Tensor(b)]), ("mirror", [Tensor(b), Tensor(a)])] * repeats), a
+    return library.bind(
+        [("mirror", [DlTensor(a), DlTensor(b)]), ("mirror", [DlTensor(b), DlTensor(a)])] * repeats
+    ), a
 
 
 def shared_library(folder: Path) -> None:
@@ -207,7 +209,9 @@ def test_a_failing_launch_is_named_with_the_kernels_message(path):
     library = Library(path)
     pool = library.pool(2)
     good, short = aligned((N,), np.int32), aligned((N - 1,), np.int32)
-    plan = library.bind([("mirror", [Tensor(good), Tensor(good)]), ("mirror", [Tensor(good), Tensor(short)])])
+    plan = library.bind(
+        [("mirror", [DlTensor(good), DlTensor(good)]), ("mirror", [DlTensor(good), DlTensor(short)])]
+    )
     with pytest.raises(
         DeviceError, match=r"kernel mirror \(launch 1\) rejected its arguments: Invalid y.shape"
     ):

@@ -11,14 +11,16 @@ from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendEvent, Sampling, TokenRequest
 from nearfar.fallback_server.prefixes import TOKENS, PrefixMap, token_blocks
-from nearfar.fallback_server.ray_engine.continuing import Answer
+from nearfar.fallback_server.ray_engine.continuing import ContinuedAnswer
 from nearfar.fallback_server.ray_engine.messages import Refusal
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.ray_engine.replica import in_batches
 
 
 def test_an_answer_goes_on_from_its_tokens() -> None:
-    answer = Answer(TokenRequest("a", (1, 2), 10, Sampling(seed=None), min_tokens=5, prompt_logprobs=1))
+    answer = ContinuedAnswer(
+        TokenRequest("a", (1, 2), 10, Sampling(seed=None), min_tokens=5, prompt_logprobs=1)
+    )
     first = answer.ask()
     assert (first.tokens, first.max_tokens, first.prompt_logprobs) == ((1, 2), 10, 1)
     assert first.sampling.seed is not None
@@ -50,7 +52,7 @@ def test_an_answer_goes_on_from_its_tokens() -> None:
 def test_an_answer_that_depends_on_its_tokens_is_repeated_and_compared(
     sampling: Sampling, grammar: Grammar | None
 ) -> None:
-    answer = Answer(TokenRequest("a", (1,), 10, sampling, grammar=grammar))
+    answer = ContinuedAnswer(TokenRequest("a", (1,), 10, sampling, grammar=grammar))
     first = answer.ask()
     for token in (7, 8):
         answer.take(BackendEvent(token))

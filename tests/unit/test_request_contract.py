@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +24,12 @@ from nearfar.edge_runtime.openai.parameters import (
     token_prompt,
     tools_and_choice,
 )
+from nearfar.edge_runtime.tools.parameters import check_schemas
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.convert import chat, completion
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
+from nearfar.format.requests import MAX_SCHEMAS_BYTES, MAX_TOOLS, MAX_TOOLS_BYTES
 from tests import vectors
 from tests.support.servers import MODEL as SERVED
 from tests.support.servers import tiny_engine
@@ -41,6 +44,7 @@ REFUSED = [
 ]
 TAKEN = [(kind, request) for kind, both in VECTORS.items() for request in both["taken"]]
 MESSAGES = json.loads((FOLDER / "messages.json").read_text())["cases"]
+LIMITS = json.loads((FOLDER.with_name("tools") / "limits.json").read_text(encoding="utf-8"))
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -128,6 +132,48 @@ def test_messages_become_the_same_on_all_surfaces(http: TestClient, case: dict[s
     body = ChatRequest.model_validate({"model": MODEL, "messages": case["messages"]})
     assert list(chat(body).messages) == case["told"]
     assert ask(http, "chat", {"messages": case["messages"]}).status_code == 200
+
+
+def filled(count: int, fill: dict[str, Any], where: str) -> dict[str, Any]:
+    """The tool with `count` bytes of a text in its description or in the name of a property."""
+    whole, rest = divmod(count, fill["bytes"])
+    tool = copy.deepcopy(LIMITS["tool"])
+    text = fill["text"] * whole + "a" * rest
+    if where == "description":
+        tool["function"]["description"] = text
+    else:
+        # the limit of schemas does not count descriptions
+        tool["function"]["parameters"]["properties"] = {text: {"description": "a" * MAX_SCHEMAS_BYTES}}
+    return tool
+
+
+@pytest.mark.parametrize("fill", LIMITS["fills"], ids=lambda fill: repr(fill["text"]))
+def test_tools_take_so_many_bytes(http: TestClient, fill: dict[str, Any]) -> None:
+    room = MAX_TOOLS_BYTES - len(json.dumps([LIMITS["tool"]], separators=(",", ":")))
+    chat_on_device({"tools": [filled(room, fill, "description")]})
+    over = {"tools": [filled(room + 1, fill, "description")]}
+    with pytest.raises(RequestError) as refusal:
+        chat_on_device(over)
+    assert (str(refusal.value), refusal.value.param) == (LIMITS["large"], "tools")
+    assert ask(http, "chat", over).json()["error"]["message"] == LIMITS["large"]
+
+
+def test_so_many_tools_are_taken() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{at}"}} for at in range(MAX_TOOLS + 1)]
+    chat_on_device({"tools": tools[1:]})
+    with pytest.raises(RequestError) as refusal:
+        chat_on_device({"tools": tools})
+    assert str(refusal.value) == LIMITS["many"]
+
+
+@pytest.mark.parametrize("fill", LIMITS["fills"], ids=lambda fill: repr(fill["text"]))
+def test_schemas_take_so_many_bytes_without_annotations(fill: dict[str, Any]) -> None:
+    bare = {"type": "object", "properties": {"": {}}}
+    room = MAX_SCHEMAS_BYTES - len(json.dumps(bare, separators=(",", ":")))
+    check_schemas([filled(room, fill, "name")])
+    with pytest.raises(RequestError) as refusal:
+        check_schemas([filled(room + 1, fill, "name")])
+    assert (str(refusal.value), refusal.value.param) == (LIMITS["schemas"], "tools")
 
 
 @pytest.mark.parametrize(("given", "param"), [({"model": "another"}, "model"), ({"model": 5}, "model")])

@@ -16,7 +16,7 @@ from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.edge_runtime.openai.responses.asking import chat_of
 from nearfar.edge_runtime.openai.responses.checks import checked
 from nearfar.edge_runtime.openai.responses.create import KEPT, Response
-from nearfar.edge_runtime.openai.responses.shape import Counts, ResponseRecords
+from nearfar.edge_runtime.openai.responses.shape import ResponseRecords, TokenCounts
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.apis.responses import ResponseRequest
@@ -64,7 +64,7 @@ def events_of(case: dict[str, Any]) -> list[dict[str, Any]]:
     events = [*made.begin()]
     for piece in case["pieces"]:
         events += made.piece(_piece(piece))
-    events += made.end(Counts(*case["usage"]))
+    events += made.end(TokenCounts(*case["usage"]))
     for event in events:
         if response := event.get("response"):
             response["created_at"] = 0

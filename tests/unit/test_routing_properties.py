@@ -24,7 +24,7 @@ from nearfar.routing.types import (
     CloudState,
     Conversation,
     DeviceState,
-    Request,
+    RouteRequest,
 )
 
 maybe = lambda strategy: st.none() | strategy  # noqa: E731
@@ -36,7 +36,7 @@ features = st.sets(st.sampled_from(FEATURES)).map(tuple)
 flag = maybe(st.booleans())
 
 requests = st.builds(
-    Request,
+    RouteRequest,
     tokens,
     st.integers(1, 5000),
     maybe(tokens),
@@ -93,7 +93,7 @@ policies = st.builds(
 
 @settings(max_examples=1000)
 @given(requests, devices, clouds, policies)
-def test_hard_rules(request: Request, device: DeviceState, cloud: CloudState, policy: Policy) -> None:
+def test_hard_rules(request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy) -> None:
     made = decide(request, device, cloud, policy)
     assert made == decide(request, device, cloud, policy)
     mode = "device_only" if request.private else request.mode or policy.mode
@@ -130,7 +130,7 @@ def test_hard_rules(request: Request, device: DeviceState, cloud: CloudState, po
 
 @given(requests, devices, clouds, policies)
 def test_a_side_that_is_able_is_used(
-    request: Request, device: DeviceState, cloud: CloudState, policy: Policy
+    request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy
 ) -> None:
     """A request that may go anywhere always has a route if the device can take it."""
     able = replace(device, available=True, context=20000, free_kv_tokens=20000, features=FEATURES)
@@ -140,7 +140,7 @@ def test_a_side_that_is_able_is_used(
 
 @given(requests, devices, clouds, policies, st.floats(0, 1))
 def test_more_difficulty_never_brings_a_prompt_back(
-    request: Request, device: DeviceState, cloud: CloudState, policy: Policy, more: float
+    request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy, more: float
 ) -> None:
     less = min(request.difficulty or 0.0, more)
     easy, hard = replace(request, difficulty=less), replace(request, difficulty=more)

@@ -11,35 +11,35 @@ import pytest
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.requests import Request
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler, Step
+from nearfar.edge_runtime.engine.scheduler import ScheduledStep, Scheduler, StepLimits
 from nearfar.errors import RequestError
 
-LIMITS = Limits((1, 4, 16, 64, 256), 16, 512)
+LIMITS = StepLimits((1, 4, 16, 64, 256), 16, 512)
 
 
 def scheduler(pages: int = 200, slots: int = 16, context: int = 512) -> Scheduler:
-    return Scheduler(SequenceTable(pages, 16, slots), Limits(LIMITS.buckets, min(16, slots), context))
+    return Scheduler(SequenceTable(pages, 16, slots), StepLimits(LIMITS.buckets, min(16, slots), context))
 
 
 def request(length: int, first: int = 0, limit: int = 100) -> Request:
     return Request(tuple(range(first, first + length)), SamplingParams(temperature=0), limit, 0)
 
 
-def shape(step: Step | None) -> tuple[int, list[tuple[int, int, bool] | None]] | None:
+def shape(step: ScheduledStep | None) -> tuple[int, list[tuple[int, int, bool] | None]] | None:
     """Bucket, and (start, count, samples) of each chunk."""
     if step is None:
         return None
     return step.size, [(c.start, c.count, c.samples) if c else None for c in step.chunks]
 
 
-def sampled(scheduler: Scheduler, step: Step, token: int = 7) -> None:
+def sampled(scheduler: Scheduler, step: ScheduledStep, token: int = 7) -> None:
     scheduler.publish(step)
     for each in step.sampled:
         each.accept(token)
         scheduler.record(each)
 
 
-def turn(scheduler: Scheduler) -> Step:
+def turn(scheduler: Scheduler) -> ScheduledStep:
     """Run one step, and read it before the next is scheduled."""
     step = scheduler.schedule(None)
     assert step is not None
@@ -149,7 +149,7 @@ class Anything:
         return True
 
 
-def ahead(scheduler: Scheduler, before: Step | None) -> Step | None:
+def ahead(scheduler: Scheduler, before: ScheduledStep | None) -> ScheduledStep | None:
     """Queue a step, then read the step before it."""
     step = scheduler.schedule(before)
     if step is not None:
@@ -272,11 +272,11 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
 def test_prompts_that_wait_for_each_others_windows_come_through_one_after_the_other() -> None:
     """Each alone fits the window's pool; together they fill it half-way through their prompts."""
     table = SequenceTable((400, 20), 16, 4, (None, 40))
-    s = Scheduler(table, Limits(LIMITS.buckets, 4, 2000))
+    s = Scheduler(table, StepLimits(LIMITS.buckets, 4, 2000))
     requests = [request(900, 1000 * number, limit=3) for number in range(3)]
     for each in requests:
         s.add(each)
-    flying: Step | None = None
+    flying: ScheduledStep | None = None
     turns = 0
     while s.waiting or s.running:
         step = s.schedule(flying)
@@ -296,7 +296,7 @@ def test_prompts_that_wait_for_each_others_windows_come_through_one_after_the_ot
 
 def test_what_a_window_gives_back_while_a_step_is_in_flight_is_no_longer_read_by_it() -> None:
     table = SequenceTable((64, 24), 16, 2, (None, 20))
-    s = Scheduler(table, Limits(LIMITS.buckets, 2, 1000))
+    s = Scheduler(table, StepLimits(LIMITS.buckets, 2, 1000))
     one = request(512)
     s.add(one)
     first = s.schedule(None)

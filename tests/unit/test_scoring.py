@@ -16,7 +16,7 @@ from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.requests import Request, ScoredRow
 from nearfar.edge_runtime.engine.row_scores import scored_rows
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
+from nearfar.edge_runtime.engine.scheduler import Scheduler, StepLimits
 from nearfar.edge_runtime.engine.scoring import score
 from nearfar.edge_runtime.openai.label_odds import label_odds
 from nearfar.errors import ContextError, DeviceError, DeviceLost, RequestError
@@ -172,7 +172,7 @@ def test_rows_of_a_chunk_leave_room_for_other_requests() -> None:
 
 
 def test_a_held_prompt_gives_its_slot_to_a_request_that_waits() -> None:
-    s = Scheduler(SequenceTable(200, 16, 2), Limits((1, 4, 16, 64, 256), 2, 512))
+    s = Scheduler(SequenceTable(200, 16, 2), StepLimits((1, 4, 16, 64, 256), 2, 512))
     held = Request(tuple(range(16)), SamplingParams(), 0, 0, scored=(ScoredRow(15, (1,)),), held=True)
     s.add(held)
     step = s.schedule(None)

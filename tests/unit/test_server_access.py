@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from nearfar.cli.keys import keys as keys_command
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import Engine, EngineRequest, Prepared
+from nearfar.fallback_server.engines.base import EngineRequest, Prepared, ServerEngine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.http import keys as keys_module
 from nearfar.fallback_server.http.app import AppOptions
@@ -121,7 +121,7 @@ def test_names_of_keys_that_are_taken(tmp_path: Path) -> None:
 
 
 def test_the_operator_sees_that_steps_became_smaller_for_lack_of_memory(tmp_path: Path) -> None:
-    async def made() -> Engine:
+    async def made() -> ServerEngine:
         backend = ArtifactBackend(core(lambda: Narrow(16)))
         text = TextOptions(template_timeout=10, text_processes=1)
         engine = LocalEngine(

@@ -15,7 +15,7 @@ import pytest
 from nearfar.edge_runtime.progress import Progress, Tell
 from nearfar.errors import CheckpointError, NearfarError
 from nearfar.fallback_server import serve
-from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.base import ServerEngine
 from nearfar.fallback_server.engines.local import LocalEngine
 from nearfar.fallback_server.serve import ServeOptions
 from tests.support.servers import MODEL, tiny_engine
@@ -32,7 +32,7 @@ class Loading:
         self.closed = False
         self._folder, self._error = folder, error
 
-    async def open(self, models: Sequence[str], kind: str, options: object, tell: Tell) -> Engine:
+    async def open(self, models: Sequence[str], kind: str, options: object, tell: Tell) -> ServerEngine:
         self.tell = tell
         tell(Progress("kernels", 3, 57))
         self.begun.set()

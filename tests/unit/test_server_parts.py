@@ -34,7 +34,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
+from nearfar.fallback_server.engines.base import EmbeddingVectors, EngineRequest
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.opening import guess
 from nearfar.fallback_server.grammars import TokenConstraint
@@ -449,7 +449,7 @@ def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> No
     shape = EmbeddingShape("m")
 
     def vectors(*given: list[float]) -> list[list[float]]:
-        found = Embeddings([np.array(vector, np.float32) for vector in given], len(given))
+        found = EmbeddingVectors([np.array(vector, np.float32) for vector in given], len(given))
         return [item["embedding"] for item in json.loads("".join(written(shape.whole(found))))["data"]]
 
     assert vectors([3.0, 4.0]) == [pytest.approx([0.6, 0.8])]

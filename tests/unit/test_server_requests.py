@@ -25,7 +25,7 @@ from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
-    Embeddings,
+    EmbeddingVectors,
     EngineRequest,
     ModelInfo,
     Prepared,
@@ -93,9 +93,9 @@ class EchoEngine:
     async def cancel(self, request_id: str) -> None:
         pass
 
-    async def embed(self, prepared: Prepared) -> Embeddings:
+    async def embed(self, prepared: Prepared) -> EmbeddingVectors:
         inputs = prepared.request.prompts
-        return Embeddings([np.array([0.5, len(item)], np.float32) for item in inputs], len(inputs))
+        return EmbeddingVectors([np.array([0.5, len(item)], np.float32) for item in inputs], len(inputs))
 
     async def score(self, prepared: Prepared) -> Scores:
         questions = prepared.request.questions
@@ -364,7 +364,14 @@ def test_what_is_valid_reaches_the_engine_as_it_was_meant(fields: dict[str, Any]
     )  # fmt: skip
 
 
-schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()))
+@pytest.fixture
+def openapi() -> Any:
+    return schemathesis.openapi.from_asgi("/openapi.json", create_app(EchoEngine()))
+
+
+# The schema comes from a fixture: otherwise Schemathesis makes all cases when it collects the test, which
+# takes 4 CPU seconds in each process.
+schema = schemathesis.pytest.from_fixture("openapi")
 
 
 @schema.include(path_regex="^/v1").parametrize()

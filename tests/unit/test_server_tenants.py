@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nearfar.fallback_server.engines.base import Engine, EngineRequest, Prepared
+from nearfar.fallback_server.engines.base import EngineRequest, Prepared, ServerEngine
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.fallback_server.http import keys as keys_module
@@ -452,7 +452,7 @@ async def test_the_slot_of_a_stream_comes_back_if_nothing_of_it_can_be_sent(tmp_
     """
     from nearfar.fallback_server.http.app import create_app
 
-    engine: Engine = await tiny_engine(tmp_path)
+    engine: ServerEngine = await tiny_engine(tmp_path)
     audit = AuditLog(tmp_path / "audit.jsonl", False)
     app = create_app(engine, AppOptions(audit=audit))
     body = json.dumps(

@@ -22,13 +22,23 @@ from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.errors import problem_of
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
-from nearfar.fallback_server.http.shapes import ChatShape, Head
+from nearfar.fallback_server.http.shapes import ChatShape, ResponseHead
 from nearfar.fallback_server.http.writing import written
 from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.chunks import read_part
 from nearfar.remote.errors import RefusedError, error_of
-from nearfar.remote.server import CHAT, COMPLETIONS, EMBEDDINGS, PATHS, Listed, Server, Waits, checked, client
+from nearfar.remote.server import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    PATHS,
+    ListedModel,
+    Server,
+    Waits,
+    checked,
+    client,
+)
 from tests.support.late import late
 from tests.support.numpy_executor import NumpyExecutor
 from tests.support.servers import MODEL, RunningServer, tiny_engine
@@ -171,7 +181,7 @@ def test_tool_calls_that_come_in_parts_are_put_together() -> None:
     ]
     pieces = [read_part({"index": 0, "delta": delta}, chat=True) for delta in deltas]
     pieces.append(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True))
-    shape = ChatShape(Head("id", "m"))
+    shape = ChatShape(ResponseHead("id", "m"))
     whole = json.loads("".join(written(shape.whole(pieces, TokenUsage(1)))))["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
     assert whole["message"]["reasoning_content"] == "hm"
@@ -395,7 +405,7 @@ async def test_least_loaded_with_affinity_for_known_beginnings() -> None:
     book = AddressBook(servers, BreakerOptions(1, 9, 9), slack=2, clock=lambda: 0.0)
     a, b, c = book.addresses
     for address in book.addresses:
-        address.models = (Listed("m"),)
+        address.models = (ListedModel("m"),)
     system = "s" * CHARACTERS * 3
 
     def choose(prompt: str, *without: Address) -> Address | None:

@@ -17,7 +17,7 @@ from nearfar.errors import CheckpointError, DeviceError, StoreError
 from nearfar.fallback_server.engines import vllm
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.store import making, serving
-from nearfar.store.entries import Store, Wanted
+from nearfar.store.entries import Store, WantedEntry
 from nearfar.store.serving import Preferred, preferred, served
 
 BUILT = Path("built")
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_looked_at_once_before_it_is_built(
         raise Building
 
     def artifacts(given: str, /, *, looked: bool = False) -> Path:
-        runner = making.Runner(("cpu",), lambda: making.Best("cpu"))
+        runner = making.Runner(("cpu",), lambda: making.TargetChoice("cpu"))
         return making.artifacts_at(given, runner, build, lambda text: None, bytes_bar, looked=looked)
 
     with pytest.raises(Building):
@@ -180,7 +180,7 @@ def test_on_windows_the_torch_engine_is_refused_before_a_download(monkeypatch: p
 
 
 def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
-    store, wanted = Store(tmp_path / "store"), Wanted("tale", "someone/tale")
+    store, wanted = Store(tmp_path / "store"), WantedEntry("tale", "someone/tale")
     told: list[str] = []
     order: list[str] = []
 

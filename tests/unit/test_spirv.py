@@ -18,13 +18,13 @@ from nearfar.targets.gpu.kernels.linear.choice import cooperative
 from nearfar.targets.vulkan import VARIANTS, Module, modules
 from nearfar.targets.vulkan.arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from nearfar.targets.vulkan.conversions import Conversions
-from nearfar.targets.vulkan.opcodes import NON_PRIVATE, BuiltIn, Capability, Decoration, Glsl, Op
+from nearfar.targets.vulkan.opcodes import NON_PRIVATE, BuiltIn, Capability, Decoration, Glsl, Opcode
 from nearfar.targets.vulkan.spirv import Builder, instruction, text, to_bytes
 from tests.support.spirv import count, instructions, validate
 
 SECTIONS = [
-    {Op.CAPABILITY}, {Op.EXT_INST_IMPORT}, {Op.MEMORY_MODEL}, {Op.ENTRY_POINT}, {Op.EXECUTION_MODE},
-    {Op.NAME}, {Op.DECORATE, Op.MEMBER_DECORATE},
+    {Opcode.CAPABILITY}, {Opcode.EXT_INST_IMPORT}, {Opcode.MEMORY_MODEL}, {Opcode.ENTRY_POINT},
+    {Opcode.EXECUTION_MODE}, {Opcode.NAME}, {Opcode.DECORATE, Opcode.MEMBER_DECORATE},
 ]  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def compiled(func: tirx.PrimFunc) -> Module:
 def test_strings_end_with_a_zero_and_fill_words() -> None:
     assert text("main") == [0x6E69616D, 0]
     assert text("abc") == [0x00636261]
-    assert instruction(Op.STORE, 7, 8) == [3 << 16 | 62, 7, 8]
+    assert instruction(Opcode.STORE, 7, 8) == [3 << 16 | 62, 7, 8]
 
 
 def test_types_and_constants_exist_once() -> None:
@@ -57,7 +57,7 @@ def test_types_and_constants_exist_once() -> None:
     assert blocks[0] == blocks[1] != blocks[2]
     code = to_bytes(builder.words("kernel", (1, 1, 1)))
     strides = [
-        i for i in instructions(code) if i.op == Op.DECORATE and i.operands[1] == Decoration.ARRAY_STRIDE
+        i for i in instructions(code) if i.op == Opcode.DECORATE and i.operands[1] == Decoration.ARRAY_STRIDE
     ]
     assert len(strides) == 1
 
@@ -68,17 +68,19 @@ def test_sections_come_in_the_order_of_the_specification() -> None:
     builder.capability(Capability.FLOAT16)
     builder.local_variable(builder.float_type())
     builder.built_in(BuiltIn.WORKGROUP_ID, builder.vector_type(builder.int_type(), 3))
-    builder.end(Op.RETURN)
+    builder.end(Opcode.RETURN)
     code = to_bytes(builder.words("a kernel", (8, 4, 1)))
     listed = instructions(code)
     places = [next((n for n, ops in enumerate(SECTIONS) if i.op in ops), len(SECTIONS)) for i in listed]
     assert places == sorted(places)
-    assert [i.operands[0] for i in listed if i.op == Op.CAPABILITY] == [1, 9, 11]
-    first = next(n for n, i in enumerate(listed) if i.op == Op.LABEL)
-    assert listed[first + 1].op == Op.VARIABLE  # variables of the function begin its first block
-    specs = [i.operands[2] for i in listed if i.op == Op.SPEC_CONSTANT]
+    assert [i.operands[0] for i in listed if i.op == Opcode.CAPABILITY] == [1, 9, 11]
+    first = next(n for n, i in enumerate(listed) if i.op == Opcode.LABEL)
+    assert listed[first + 1].op == Opcode.VARIABLE  # variables of the function begin its first block
+    specs = [i.operands[2] for i in listed if i.op == Opcode.SPEC_CONSTANT]
     assert specs == [8, 4, 1]
-    assert [i.operands[2] for i in listed if i.op == Op.DECORATE and i.operands[1] == Decoration.SPEC_ID] == [
+    assert [
+        i.operands[2] for i in listed if i.op == Opcode.DECORATE and i.operands[1] == Decoration.SPEC_ID
+    ] == [
         0,
         1,
         2,
@@ -89,13 +91,13 @@ def test_sections_come_in_the_order_of_the_specification() -> None:
 def test_equal_pure_instructions_are_shared_where_one_dominates_the_other() -> None:
     builder = Builder()
     kind, one = builder.int_type(), builder.u32(1)
-    outer = builder.pure(Op.I_ADD, kind, one, one)
+    outer = builder.pure(Opcode.I_ADD, kind, one, one)
     with builder.scope():
-        assert builder.pure(Op.I_ADD, kind, one, one) == outer
-        inner = builder.pure(Op.I_MUL, kind, one, one)
-        assert builder.pure(Op.I_MUL, kind, one, one) == inner
+        assert builder.pure(Opcode.I_ADD, kind, one, one) == outer
+        inner = builder.pure(Opcode.I_MUL, kind, one, one)
+        assert builder.pure(Opcode.I_MUL, kind, one, one) == inner
     with builder.scope():
-        assert builder.pure(Op.I_MUL, kind, one, one) != inner
+        assert builder.pure(Opcode.I_MUL, kind, one, one) != inner
 
 
 # Arithmetic that is done now
@@ -141,7 +143,8 @@ def test_sums_that_differ_by_a_number_are_seen_to() -> None:
     builder = Builder()
     arithmetic = Arithmetic(builder)
     i, j = (
-        builder.value(Op.LOAD, builder.int_type(), builder.local_variable(builder.int_type())) for _ in "ij"
+        builder.value(Opcode.LOAD, builder.int_type(), builder.local_variable(builder.int_type()))
+        for _ in "ij"
     )
 
     def number(value: int) -> int:
@@ -182,9 +185,9 @@ def test_arrays_at_known_indices_stay_in_ids() -> None:
 
     made = compiled(kernel)
     validate(made.code)
-    assert count(made.code, Op.TYPE_ARRAY) == 0
-    assert count(made.code, Op.STORE) == 1
-    assert count(made.code, Op.F_MUL) == 1  # four equal products
+    assert count(made.code, Opcode.TYPE_ARRAY) == 0
+    assert count(made.code, Opcode.STORE) == 1
+    assert count(made.code, Opcode.F_MUL) == 1  # four equal products
 
 
 def test_a_value_that_lives_through_a_loop_is_a_variable() -> None:
@@ -199,8 +202,8 @@ def test_a_value_that_lives_through_a_loop_is_a_variable() -> None:
 
     made = compiled(kernel)
     validate(made.code)
-    assert [count(made.code, op) for op in (Op.LOOP_MERGE, Op.PHI)] == [1, 1]
-    variables = [i for i in instructions(made.code) if i.op == Op.VARIABLE and i.operands[2] == 7]
+    assert [count(made.code, op) for op in (Opcode.LOOP_MERGE, Opcode.PHI)] == [1, 1]
+    variables = [i for i in instructions(made.code) if i.op == Opcode.VARIABLE and i.operands[2] == 7]
     assert len(variables) == 1
 
 
@@ -245,9 +248,9 @@ def test_whole_vectors_are_loaded_at_once() -> None:
 
     made = compiled(kernel)
     validate(made.code)
-    assert sorted(i.operands[2] for i in instructions(made.code) if i.op == Op.TYPE_VECTOR) == [3, 4]
-    assert count(made.code, Op.TYPE_ARRAY) == 0
-    from_buffer = [i for i in instructions(made.code) if i.op == Op.ACCESS_CHAIN and len(i.operands) == 5]
+    assert sorted(i.operands[2] for i in instructions(made.code) if i.op == Opcode.TYPE_VECTOR) == [3, 4]
+    assert count(made.code, Opcode.TYPE_ARRAY) == 0
+    from_buffer = [i for i in instructions(made.code) if i.op == Opcode.ACCESS_CHAIN and len(i.operands) == 5]
     assert len(from_buffer) == 2  # one vector load of `a`, one store of an element of `out`
 
 
@@ -271,12 +274,12 @@ def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
     validate(made.code)
     assert made.shared_bytes == 32 * 16
     assert made.features == ("storageBuffer16BitAccess",)  # float16 passes through float32
-    kinds = {i.operands[0]: i.operands[1:] for i in instructions(made.code) if i.op == Op.TYPE_VECTOR}
-    loads = [i.operands[0] for i in instructions(made.code) if i.op == Op.LOAD]
+    kinds = {i.operands[0]: i.operands[1:] for i in instructions(made.code) if i.op == Opcode.TYPE_VECTOR}
+    loads = [i.operands[0] for i in instructions(made.code) if i.op == Opcode.LOAD]
     assert sum(kinds.get(kind, (0, 0))[1] == 4 for kind in loads) == 2 + 2 + 1
-    stores = [i for i in instructions(made.code) if i.op == Op.STORE]
+    stores = [i for i in instructions(made.code) if i.op == Opcode.STORE]
     assert len(stores) == 2  # whole stores of `part` and `out`
-    assert count(made.code, Op.TYPE_ARRAY) == 1  # the array of `part`
+    assert count(made.code, Opcode.TYPE_ARRAY) == 1  # the array of `part`
 
 
 def test_packed_dot_products_are_one_instruction_each() -> None:
@@ -295,8 +298,8 @@ def test_packed_dot_products_are_one_instruction_each() -> None:
 
     made = compiled(kernel)
     validate(made.code)
-    assert count(made.code, Op.S_DOT) == 4
-    assert count(made.code, Op.EXTENSION) == 1
+    assert count(made.code, Opcode.S_DOT) == 4
+    assert count(made.code, Opcode.EXTENSION) == 1
     assert made.features == ("shaderIntegerDotProduct",)
 
 
@@ -318,15 +321,15 @@ def test_products_of_float16_are_vectors() -> None:
     made = compiled(kernel)
     validate(made.code)
     vectors = {
-        i.operands[0] for i in instructions(made.code) if i.op == Op.TYPE_VECTOR and i.operands[2] == 4
+        i.operands[0] for i in instructions(made.code) if i.op == Opcode.TYPE_VECTOR and i.operands[2] == 4
     }
-    fused = [i for i in instructions(made.code) if i.op == Op.EXT_INST and i.operands[3] == Glsl.FMA]
+    fused = [i for i in instructions(made.code) if i.op == Opcode.EXT_INST and i.operands[3] == Glsl.FMA]
     assert len(fused) == 3
     assert {i.operands[0] for i in fused} <= vectors
-    assert (count(made.code, Op.F_MUL), count(made.code, Op.F_ADD)) == (1, 0)
+    assert (count(made.code, Opcode.F_MUL), count(made.code, Opcode.F_ADD)) == (1, 0)
     # Composites are made of broadcast inputs and of what passes through float32 to and from storage, and of
     # nothing else.
-    assert count(made.code, Op.COMPOSITE_CONSTRUCT) == 3 + 2
+    assert count(made.code, Opcode.COMPOSITE_CONSTRUCT) == 3 + 2
 
 
 def test_the_same_kernel_gives_the_same_bytes() -> None:
@@ -407,8 +410,8 @@ def test_barriers_order_workgroup_memory() -> None:
     made = compiled(kernel)
     validate(made.code)
     listed = instructions(made.code)
-    constants = {i.operands[1]: i.operands[2] for i in listed if i.op == Op.CONSTANT}
-    barrier = next(i for i in listed if i.op == Op.CONTROL_BARRIER)
+    constants = {i.operands[1]: i.operands[2] for i in listed if i.op == Opcode.CONSTANT}
+    barrier = next(i for i in listed if i.op == Opcode.CONTROL_BARRIER)
     assert [constants[operand] for operand in barrier.operands] == [2, 2, 0x108]
     assert made.shared_bytes == 256
 
@@ -416,10 +419,10 @@ def test_barriers_order_workgroup_memory() -> None:
 def vector_loads(code: bytes, storage: int) -> int:
     """Loads of four numbers from a storage class."""
     listed = instructions(code)
-    vectors = {i.operands[0] for i in listed if i.op == Op.TYPE_VECTOR and i.operands[2] == 4}
-    pointers = {i.operands[0] for i in listed if i.op == Op.TYPE_POINTER and i.operands[1] == storage}
-    chains = {i.operands[1] for i in listed if i.op == Op.ACCESS_CHAIN and i.operands[0] in pointers}
-    return sum(i.op == Op.LOAD and i.operands[0] in vectors and i.operands[2] in chains for i in listed)
+    vectors = {i.operands[0] for i in listed if i.op == Opcode.TYPE_VECTOR and i.operands[2] == 4}
+    pointers = {i.operands[0] for i in listed if i.op == Opcode.TYPE_POINTER and i.operands[1] == storage}
+    chains = {i.operands[1] for i in listed if i.op == Opcode.ACCESS_CHAIN and i.operands[0] in pointers}
+    return sum(i.op == Opcode.LOAD and i.operands[0] in vectors and i.operands[2] in chains for i in listed)
 
 
 @pytest.mark.parametrize(("dtype", "offset", "length", "loads"), [
@@ -475,16 +478,17 @@ def test_cooperative_matrices_come_with_vulkans_memory_model() -> None:
     assert {"cooperativeMatrix", "vulkanMemoryModel"} <= set(made.features)
     assert made.workgroup == (256, 1, 1)
     listed = instructions(made.code)
-    assert next(i for i in listed if i.op == Op.MEMORY_MODEL).operands == (0, 3)
-    pointers = {i.operands[0] for i in listed if i.op == Op.TYPE_POINTER and i.operands[1] == 4}
-    shared = {i.operands[1] for i in listed if i.op == Op.ACCESS_CHAIN and i.operands[0] in pointers}
+    assert next(i for i in listed if i.op == Opcode.MEMORY_MODEL).operands == (0, 3)
+    pointers = {i.operands[0] for i in listed if i.op == Opcode.TYPE_POINTER and i.operands[1] == 4}
+    shared = {i.operands[1] for i in listed if i.op == Opcode.ACCESS_CHAIN and i.operands[0] in pointers}
     for op, pointer, flags in (
-        (Op.LOAD, 2, 3), (Op.STORE, 0, 2), (Op.COOPERATIVE_LOAD, 2, 5), (Op.COOPERATIVE_STORE, 0, 4),
+        (Opcode.LOAD, 2, 3), (Opcode.STORE, 0, 2), (Opcode.COOPERATIVE_LOAD, 2, 5),
+        (Opcode.COOPERATIVE_STORE, 0, 4),
     ):  # fmt: skip
         found = [i.operands for i in listed if i.op == op and i.operands[pointer] in shared]
         assert found
         assert all(operands[flags:] == (NON_PRIVATE,) for operands in found)
-    constants = {i.operands[1]: i.operands[2] for i in listed if i.op == Op.CONSTANT}
-    barriers = [i.operands for i in listed if i.op == Op.CONTROL_BARRIER]
+    constants = {i.operands[1]: i.operands[2] for i in listed if i.op == Opcode.CONSTANT}
+    barriers = [i.operands for i in listed if i.op == Opcode.CONTROL_BARRIER]
     assert barriers
     assert {constants[operands[2]] for operands in barriers} == {0x6108}

@@ -17,11 +17,11 @@ from nearfar.build.options import BuildOptions
 from nearfar.edge_runtime.devices import device
 from nearfar.edge_runtime.found import Found
 from nearfar.errors import StoreError
-from nearfar.format.adapters import DEVICE_CLASSES, Adapter, Kind
-from nearfar.store.entries import Store, Wanted
+from nearfar.format.adapters import DEVICE_CLASSES, Adapter, AdapterKind
+from nearfar.store.entries import Store, WantedEntry
 from nearfar.store.known import KNOWN
-from nearfar.store.making import Best, Runner, artifacts_at, elsewhere, for_device
-from nearfar.store.naming import Asked, wanted_of
+from nearfar.store.making import Runner, TargetChoice, artifacts_at, elsewhere, for_device
+from nearfar.store.naming import GivenOptions, wanted_of
 from tests.support import tiny
 from tests.support.commands import nearfar
 from tests.support.paths import ROOT
@@ -62,14 +62,14 @@ def test_a_browser_gets_what_it_may_need_beside_what_is_there(
 ) -> None:
     """Chrome on Linux has no WebGPU unless it is switched on: the page then runs WebAssembly."""
     model, browser = tmp_path / "model", elsewhere(*BROWSERS)
-    place = ask(model, Runner(("webgpu",), lambda: Best("webgpu")), built)
+    place = ask(model, Runner(("webgpu",), lambda: TargetChoice("webgpu")), built)
     assert ask(model, browser, built) == place
     assert ask(model, browser, built) == place
     assert built == [("webgpu",), ("wasm",)]
 
 
 def test_a_device_gets_its_best_alone(built: list[tuple[str, ...]], tmp_path: Path) -> None:
-    here = Runner(("cpu", "vulkan"), lambda: Best("vulkan"))
+    here = Runner(("cpu", "vulkan"), lambda: TargetChoice("vulkan"))
     ask(tmp_path / "model", here, built)
     ask(tmp_path / "model", here, built)
     assert built == [("vulkan",)]
@@ -79,7 +79,7 @@ def test_what_another_process_makes_just_before_the_lock_is_kept(
     built: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
     """The other process may already run the model: it must not lose its files."""
-    model, here = tmp_path / "model", Runner(("cpu",), lambda: Best("cpu"))
+    model, here = tmp_path / "model", Runner(("cpu",), lambda: TargetChoice("cpu"))
     others: list[tuple[Path, int]] = []
 
     def tell(line: str) -> None:
@@ -106,7 +106,7 @@ def test_a_machine_gets_programs_for_its_own_gpu_and_a_browser_for_all(
     built: list[tuple[str, ...]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kind: Kind | None,
+    kind: AdapterKind | None,
     classes: tuple[str, ...],
 ) -> None:
     adapter = None if kind is None else Adapter("", "", "", "", kind)
@@ -125,37 +125,47 @@ def test_a_machine_gets_programs_for_its_own_gpu_and_a_browser_for_all(
 def test_each_quality_is_a_model_of_its_own(tmp_path: Path) -> None:
     """Without options any existing model is used; models that an earlier version built are found."""
     store, hub = Store(tmp_path), "owner/tales"
-    assert wanted_of(hub, store, Asked(quality="fast")) == wanted_of(hub, store) == Wanted("tales", hub)
-    assert wanted_of(hub, store, Asked("q3", "best")) == Wanted("tales:q3-best", hub, "q3", "best")
-    assert wanted_of("phi4-mini", store, Asked(quality="good")).name == "phi4-mini-good"
-    good = wanted_of(hub, store, Asked(quality="good"))
+    assert (
+        wanted_of(hub, store, GivenOptions(quality="fast"))
+        == wanted_of(hub, store)
+        == WantedEntry("tales", hub)
+    )
+    assert wanted_of(hub, store, GivenOptions("q3", "best")) == WantedEntry(
+        "tales:q3-best", hub, "q3", "best"
+    )
+    assert wanted_of("phi4-mini", store, GivenOptions(quality="good")).name == "phi4-mini-good"
+    good = wanted_of(hub, store, GivenOptions(quality="good"))
     assert good.folder != wanted_of(hub, store).folder
     (tmp_path / good.folder).mkdir()
     store.keep(good, None)
     assert wanted_of("tales:good", store) == wanted_of(hub, store) == good
-    assert wanted_of(hub, store, Asked(quality="fast")).quality == "fast"
-    assert wanted_of("tales:good", store, Asked("q8")) == Wanted("tales:q8", hub, "q8")
-    assert wanted_of("tales:good", store, Asked(quality="best")) == Wanted("tales:best", hub, None, "best")
+    assert wanted_of(hub, store, GivenOptions(quality="fast")).quality == "fast"
+    assert wanted_of("tales:good", store, GivenOptions("q8")) == WantedEntry("tales:q8", hub, "q8")
+    assert wanted_of("tales:good", store, GivenOptions(quality="best")) == WantedEntry(
+        "tales:best", hub, None, "best"
+    )
     entry = tmp_path / good.folder / "entry.json"
     record = json.loads(entry.read_text())
     entry.write_text(json.dumps({name: value for name, value in record.items() if name != "quality"}))
     assert wanted_of("tales:good", store).quality == "fast"
     with pytest.raises(StoreError, match="quantized when it was built: leave --quality out"):
-        wanted_of("https://host/tales/", store, Asked(quality="good"))
+        wanted_of("https://host/tales/", store, GivenOptions(quality="good"))
 
 
 def test_codes_that_are_made_anew_are_a_model_of_their_own(tmp_path: Path) -> None:
     store, hub = Store(tmp_path), "owner/tales-AWQ"
-    anew = wanted_of(hub, store, Asked(requantize="q3", quality="good"))
-    assert anew == Wanted("tales-AWQ:q3-good", hub, None, "good", "q3")
-    alike = anew, Wanted(anew.name, hub, "q3", "good"), Wanted(anew.name, hub, None, "good")
+    anew = wanted_of(hub, store, GivenOptions(requantize="q3", quality="good"))
+    assert anew == WantedEntry("tales-AWQ:q3-good", hub, None, "good", "q3")
+    alike = anew, WantedEntry(anew.name, hub, "q3", "good"), WantedEntry(anew.name, hub, None, "good")
     assert len({each.folder for each in alike}) == 3
     (tmp_path / anew.folder).mkdir()
     store.keep(anew, None)
-    assert wanted_of("tales-AWQ:q3-good", store) == wanted_of(hub, store, Asked(requantize="q3")) == anew
-    better = wanted_of("tales-AWQ:q3-good", store, Asked(quality="best"))
-    assert better == Wanted("tales-AWQ:q3-best", hub, None, "best", "q3")
-    assert wanted_of("tales-AWQ:q3-good", store, Asked("q4")) == Wanted("tales-AWQ:q4", hub, "q4")
+    assert (
+        wanted_of("tales-AWQ:q3-good", store) == wanted_of(hub, store, GivenOptions(requantize="q3")) == anew
+    )
+    better = wanted_of("tales-AWQ:q3-good", store, GivenOptions(quality="best"))
+    assert better == WantedEntry("tales-AWQ:q3-best", hub, None, "best", "q3")
+    assert wanted_of("tales-AWQ:q3-good", store, GivenOptions("q4")) == WantedEntry("tales-AWQ:q4", hub, "q4")
 
 
 def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> None:
@@ -163,7 +173,7 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
     home = tmp_path / "home"
     store = Store(home / "cache" / "models")
     for name in ("tales", "songs"):
-        wanted = Wanted(name, f"owner/{name}")
+        wanted = WantedEntry(name, f"owner/{name}")
         with store.locked(wanted, print), store.begun(wanted) as place:
             (place / ".cpu.partial-1").mkdir()
             (place / ".cpu.partial-1" / "weights").write_bytes(bytes(2000))
@@ -180,16 +190,16 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
     assert "nearfar rm NAME removes it" in done.stderr
     listed = json.loads(nearfar("list", "--json", NEARFAR_HOME=str(home)).stdout)
     assert [entry["finished"] for entry in listed] == [False] * 3
-    with store.locked(Wanted("songs", "owner/songs"), print):
+    with store.locked(WantedEntry("songs", "owner/songs"), print):
         assert "being made" in nearfar("list", NEARFAR_HOME=str(home)).stdout
         refused = nearfar("rm", "songs", NEARFAR_HOME=str(home))
         assert (refused.returncode, "another process is making songs: wait" in refused.stderr) == (1, True)
         store.sweep()
         assert [path.parent.name for path in store.root.glob("*/.*.partial-*")] == [
-            Wanted("songs", "owner/songs").folder
+            WantedEntry("songs", "owner/songs").folder
         ]
     assert nearfar("rm", "songs", "earlier-12345678", NEARFAR_HOME=str(home)).returncode == 0
-    assert sorted(path.name for path in store.root.glob("*")) == [Wanted("tales", "owner/tales").folder]
+    assert sorted(path.name for path in store.root.glob("*")) == [WantedEntry("tales", "owner/tales").folder]
     assert [path.name for path in store.root.glob(".*")] == []  # there is no lock, and nothing was removed
 
 
@@ -199,7 +209,7 @@ def test_a_removed_model_is_gone_at_once_and_its_bytes_with_the_next_command(
     """The removal is interrupted by Ctrl-C, or kill -9, between the renaming and the end of the deletion."""
     home = tmp_path / "home"
     store = Store(home / "cache" / "models")
-    wanted = Wanted("tales", "owner/tales")
+    wanted = WantedEntry("tales", "owner/tales")
     for command in ("list", "rm"):
         with store.begun(wanted) as place:
             (place / "weights").write_bytes(bytes(2000))
@@ -226,14 +236,14 @@ def test_the_short_names_are_documented() -> None:
 
 
 def test_a_build_that_fails_at_once_leaves_nothing(tmp_path: Path) -> None:
-    store, wanted = Store(tmp_path), Wanted("tales", "owner/tales")
+    store, wanted = Store(tmp_path), WantedEntry("tales", "owner/tales")
     with pytest.raises(StoreError), store.locked(wanted, print), store.begun(wanted):
         raise StoreError("no such model")
     assert [*tmp_path.iterdir()] == []
 
 
 def test_the_folders_of_an_earlier_version_are_found() -> None:
-    assert Wanted("tales", "owner/tales", "q8").folder == "tales-a62bcfde"
+    assert WantedEntry("tales", "owner/tales", "q8").folder == "tales-a62bcfde"
 
 
 def gguf_without_template(file: Path) -> Path:

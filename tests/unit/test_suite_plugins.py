@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.support import budgets, turns
+from tests.support import budgets, times, turns
 from tests.support.paths import ROOT
 from tests.support.times import Spent, Times, cpu_seconds, tables
 
@@ -153,6 +154,17 @@ def test_a_parameter_that_a_test_lacks_is_named(
     monkeypatch.setenv(turns.VARIABLE, "0")
     result = pytester.runpytest("-p", "no:cacheprovider")
     result.stderr.fnmatch_lines(["*test_a has no parameter device*"])
+
+
+def test_a_decrease_of_cpu_seconds_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of a process whose parent does not wait for it vanish when it ends."""
+    recorder = times.Recorder()
+    monkeypatch.setattr(times, "cpu_seconds", lambda: 0.0)
+    making = recorder.pytest_runtest_makereport()
+    next(making)
+    with pytest.raises(StopIteration) as end:
+        making.send(SimpleNamespace())
+    assert end.value.value.spent[0] == 0
 
 
 def test_times_are_of_tests_files_and_fixtures_with_children(

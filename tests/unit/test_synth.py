@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nearfar.build.synth import STD, Shape, published, shape_names, synth_checkpoint, write_checkpoint
+from nearfar.build.synth import STD, ConfigShape, published, shape_names, synth_checkpoint, write_checkpoint
 from nearfar.build.unread import check_unread
 from nearfar.build.weights.checks import check_tensors
 from nearfar.build.weights.headers import flattened
 from nearfar.build.weights.opening import open_checkpoint
-from nearfar.build.weights.quantized.contract import Wanted
+from nearfar.build.weights.quantized.contract import RequiredTensor
 from nearfar.cli import typer_app
 from nearfar.errors import BuildError
 from nearfar.step import ops
@@ -47,8 +47,8 @@ COUNTS = {
 """Parameters as their publishers count them."""
 
 
-def shape_of(case: Case) -> Shape:
-    return Shape({**case.config, "model_type": case.model_type, "vocab_size": 600})
+def shape_of(case: Case) -> ConfigShape:
+    return ConfigShape({**case.config, "model_type": case.model_type, "vocab_size": 600})
 
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
@@ -90,7 +90,7 @@ def test_transformers_loads_every_architecture(case: Case, tmp_path: Path) -> No
     assert seen[-1][0] == seen[-1][1]
     checkpoint = open_checkpoint(tmp_path / "m")
     assert len(checkpoint.tensor_files) > 1
-    check_tensors(checkpoint, {n: Wanted(flattened(t.shape)) for n, t in shape.tensors.items()})
+    check_tensors(checkpoint, {n: RequiredTensor(flattened(t.shape)) for n, t in shape.tensors.items()})
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "m", output_loading_info=True, **eager(case)
     )
@@ -129,7 +129,7 @@ def test_tokenizer_covers_the_vocabulary(tmp_path: Path) -> None:
 def test_special_tokens_of_any_config(
     bos: int | None, eos: object, special: dict[int, str], tmp_path: Path
 ) -> None:
-    shape = Shape({**shape_of(SMALL).config, "bos_token_id": bos, "eos_token_id": eos})
+    shape = ConfigShape({**shape_of(SMALL).config, "bos_token_id": bos, "eos_token_id": eos})
     assert shape.special == special
     write_checkpoint(shape, tmp_path / "m")
     assert (tmp_path / "m" / "tokenizer.json").is_file()

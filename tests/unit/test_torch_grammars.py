@@ -21,7 +21,7 @@ from nearfar.fallback_server.torch_engine.messages import Forget, Learn, encode
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from tests.support.late import late
 from tests.support.servers import tiny_checkpoint
-from tests.support.torch_rig import GREEDY, Rig
+from tests.support.torch_rig import GREEDY, Rig, model
 
 SAMPLING = "nearfar.fallback_server.torch_engine.sampling"
 late(SAMPLING, "transformers", "torch", "xgrammar")  # skips these tests if one of the packages is absent
@@ -37,6 +37,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(name: str, grammar: Grammar | None = None, **more: Any) -> TokenRequest:
     return TokenRequest(name, (72, 105), 12, GREEDY, grammar=grammar, stop_token_ids=END, **more)
+
+
+def test_the_rig_knows_a_model_by_its_content(checkpoint: Path, tmp_path: Path) -> None:
+    """pytest may give a folder of the same path to a later test, with another model."""
+    once = model(checkpoint)
+    assert model(tiny_checkpoint(tmp_path)) is once
+    tiny_checkpoint(tmp_path, context=512)
+    assert model(tmp_path) is not once
 
 
 def test_a_grammar_that_is_too_slow_ends_its_own_request(

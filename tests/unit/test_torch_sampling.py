@@ -111,7 +111,7 @@ def test_every_row_of_a_mixed_batch_is_as_defined(samplings: list[Sampling], see
         for row, choice in enumerate(choices):
             scores = defined(logits[row].numpy(), samplings[row], counter, [1, 2], generated[row])
             assert choice.token is not None
-            # Where two scores are equal but for rounding, either may win.
+            # Where two scores are equal except for rounding, either may win.
             assert scores[choice.token] >= scores.max() - 1e-3
             generated[row].append(choice.token)
 

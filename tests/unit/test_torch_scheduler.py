@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.fallback_server.torch_engine.scheduler import Chunk, Limits, Scheduler, Work
+from nearfar.fallback_server.torch_engine.scheduler import BatchLimits, Work, WorkChunk, WorkScheduler
 
 PAGE = 4
 
 
-def make(pages: int = 16, running: int = 4, budget: int = 8, ageing: float = 10.0) -> Scheduler:
-    return Scheduler(SequenceTable(pages, PAGE, running), Limits(running, budget, ageing))
+def make(pages: int = 16, running: int = 4, budget: int = 8, ageing: float = 10.0) -> WorkScheduler:
+    return WorkScheduler(SequenceTable(pages, PAGE, running), BatchLimits(running, budget, ageing))
 
 
-def finish_step(chunks: list[Chunk], token: int = 1) -> list[Work]:
+def finish_step(chunks: list[WorkChunk], token: int = 1) -> list[Work]:
     """Do what the engine does after a step: append each sampled token."""
     done = [chunk.work for chunk in chunks if chunk.samples]
     for work in done:
@@ -25,7 +25,7 @@ def finish_step(chunks: list[Chunk], token: int = 1) -> list[Work]:
     return done
 
 
-def check(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+def check(scheduler: WorkScheduler, chunks: list[WorkChunk]) -> None:
     """Check that nothing leaks, that no page visible to others is written, and that the step is within its
     limits.
     """
@@ -177,7 +177,7 @@ def test_the_last_in_rank_gives_up_its_pages() -> None:
 
 def test_rows_that_keep_their_logits_are_few_in_a_step() -> None:
     """Scored prompts share a limit of their own, others use the rest of the step, and all are completed."""
-    scheduler = Scheduler(SequenceTable(64, PAGE, 4), Limits(4, 32, whole_rows=5))
+    scheduler = WorkScheduler(SequenceTable(64, PAGE, 4), BatchLimits(4, 32, whole_rows=5))
     works = [Work(f"{i}", [1] * 23, whole=i < 2) for i in range(4)]
     for work in works:
         scheduler.add(work)

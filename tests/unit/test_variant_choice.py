@@ -13,7 +13,7 @@ import pytest
 
 from nearfar.edge_runtime.artifact.trial import known
 from nearfar.edge_runtime.artifact.trial_notes import TrialNotes
-from nearfar.edge_runtime.artifact.variants import Kind, ProgramChoice, compare, line_up
+from nearfar.edge_runtime.artifact.variants import ProgramChoice, StepKind, compare, line_up
 from nearfar.folders import read_cache, write_cache
 from nearfar.format.adapters import DEVICE_CLASSES, Adapter, DeviceClass, class_of
 from tests.support.paths import ROOT
@@ -50,10 +50,10 @@ def test_finalists_are_of_the_devices_class_then_of_its_neighbours(case: dict[st
 
 @pytest.mark.parametrize("case", CHOICES["trials"])
 def test_a_trial_changes_the_program_only_for_a_clear_gain(case: dict[str, Any]) -> None:
-    asked: Counter[tuple[str, Kind]] = Counter()
+    asked: Counter[tuple[str, StepKind]] = Counter()
     order: list[str] = []
 
-    def measure(name: str, kind: Kind) -> float:
+    def measure(name: str, kind: StepKind) -> float:
         seconds = case[kind][name]
         asked[name, kind] += 1
         order.append(f"{name} {kind}")
@@ -115,7 +115,10 @@ def test_a_damaged_file_is_as_good_as_none(content: bytes) -> None:
 
 
 def test_a_choice_says_what_it_rests_on() -> None:
-    measured: dict[str, dict[Kind, float]] = {"a": {"decode": 0.004, "large": 0.08}, "b": {"decode": 0.005}}
+    measured: dict[str, dict[StepKind, float]] = {
+        "a": {"decode": 0.004, "large": 0.08},
+        "b": {"decode": 0.005},
+    }
     told = str(ProgramChoice("a", "timed", measured))
     assert told == "timed: a 4.00 ms + 80.00 ms, b 5.00 ms"
     assert str(ProgramChoice("a", "pinned")) == "pinned"

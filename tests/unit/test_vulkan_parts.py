@@ -17,7 +17,7 @@ from nearfar import folders
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.budget import page_bytes, plan_pages
-from nearfar.edge_runtime.devices import Listed, parse_device
+from nearfar.edge_runtime.devices import ListedDevice, parse_device
 from nearfar.edge_runtime.executors.vulkan import pipelines
 from nearfar.edge_runtime.executors.vulkan.blocks import Region, Ring, choose_kinds
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch, barriers
@@ -206,11 +206,13 @@ def test_the_cache_of_a_device_with_its_own_memory_is_planned_in_that() -> None:
 
 
 def test_devices_are_listed_and_absent_ones_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> list[Listed]:
+    def absent() -> list[ListedDevice]:
         raise DeviceError("no driver: install one")
 
     shown = [
-        Listed("vulkan:0", "Some GPU", "discrete", "some driver", ("shaderInt8",), 8 * 10**9, {"maxX": 12345})
+        ListedDevice(
+            "vulkan:0", "Some GPU", "discrete", "some driver", ("shaderInt8",), 8 * 10**9, {"maxX": 12345}
+        )
     ]
     for name, listing in (("vulkan", lambda: shown), ("webgpu", absent)):
         changed = dataclasses.replace(devices.device(name), list=listing)

@@ -19,11 +19,11 @@ from nearfar.build.weights.ways import WAYS, storable, way, ways
 from nearfar.errors import BuildError
 from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.codes import BITS
-from nearfar.kernels.quantized import Held, Matrix, QuantTensor
+from nearfar.kernels.quantized import Matrix, QuantTensor, StorableMatrices
 from tests.support.quantized import CONFIG, weights, write
 from tests.support.quantized_formats import gptq
 
-EVERYTHING = Held()
+EVERYTHING = StorableMatrices()
 LEVELS = OF_GGUF["Q4_K"]
 SOME = [Scheme(2, 64), Scheme(3, 128), Scheme(4, 64), Scheme(5, 32), Scheme(8, 64)]
 schemes = pytest.mark.parametrize("scheme", SOME, ids=lambda scheme: f"{scheme.name}-g{scheme.group_size}")
@@ -181,7 +181,7 @@ def test_calibrated_builds_choose_from_what_all_targets_have(tmp_path: Path) -> 
     assert names("cpu") == set(WAYS)
     assert names("cpu", "mlx") == {"pairs"}
     assert names("cpu", "webgpu") == {way(scales) for scales in target_of("webgpu").held.scales}
-    assert opened(tmp_path, "fast", None, "cpu").storable == Held.pairs()
+    assert opened(tmp_path, "fast", None, "cpu").storable == StorableMatrices.pairs()
 
 
 def test_what_a_target_lacks_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import type { Call } from "./tools.js";
 import { TurnView } from "./turn-view.js";
 
 /** One answer as it grows. */
-export interface Answer {
+export interface AnswerView {
   append(text: string): void;
   /** Shows that the model called tools and got their results. */
   called(calls: readonly Call[]): void;
@@ -29,6 +29,8 @@ export interface Events {
   changed(chat: Chat): void;
   /** Called when a person wants the last question answered, for the first time or again. */
   asked(): void;
+  /** Called when a person asks while an answer is written, which nothing may change. */
+  refused(): void;
 }
 
 export class Conversation {
@@ -83,7 +85,7 @@ export class Conversation {
   }
 
   /** Adds an answer. `kind`: the kind of its text, where that is not markdown. */
-  answer(name: string, kind: Pick<Turn, "plain" | "json">): Answer {
+  answer(name: string, kind: Pick<Turn, "plain" | "json">): AnswerView {
     const turn: Turn = { role: "assistant", content: "", name, ...kind };
     // The note stands until the answer is complete, so that a reload shows it as interrupted.
     turn.note = "Interrupted";
@@ -146,12 +148,16 @@ export class Conversation {
     });
   }
 
-  #askAnew(at: number, text: string): void {
-    // The form was open before this answer began.
-    if (this.#views.some(({ node }) => node.hasAttribute("aria-busy"))) return;
+  /** Asks again from a message on. Returns whether it did: the form may have been open before this answer began. */
+  #askAnew(at: number, text: string): boolean {
+    if (this.#views.some(({ node }) => node.hasAttribute("aria-busy"))) {
+      this.events.refused();
+      return false;
+    }
     this.#cut(at);
     this.ask(text);
     this.events.asked();
+    return true;
   }
 
   #end(view: TurnView, how: Partial<Turn>): void {

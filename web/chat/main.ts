@@ -2,7 +2,7 @@
 
 import { openCloudSettings } from "./cloud-settings.js";
 import { showContext } from "./context-meter.js";
-import { type Answer, Conversation } from "./conversation.js";
+import { type AnswerView, Conversation } from "./conversation.js";
 import { element, isFocusLost, setState } from "./dom.js";
 import { keepDraft } from "./draft.js";
 import { formatCount, formatRate, formatSeconds } from "./format.js";
@@ -19,6 +19,7 @@ import { keepForOffline } from "./offline.js";
 import { openPicker } from "./picker.js";
 import { offerFormats, offerTools, openSettings, readSettings, type Settings } from "./settings.js";
 import { limitTools } from "./tools-fit.js";
+import { Waiting, type What } from "./waiting.js";
 import { type Help, insecureHelp, webgpuHelp } from "./webgpu-help.js";
 import type { Listener, Outcome } from "./written.js";
 
@@ -30,7 +31,7 @@ const stats = element("stats", HTMLOutputElement);
 const welcome = element("welcome", HTMLParagraphElement);
 
 const model = new Model();
-const loading = new Loading(() => (running !== null ? "answering" : isReady ? "ready" : "loading"));
+const loading = new Loading(() => (running !== null ? "answering" : state === "ready" ? "ready" : "loading"));
 const history = new History(
   (chat) => (chat ? showChat(() => conversation.open(chat)) : showChat(() => conversation.clear())),
   () => running !== null,
@@ -39,17 +40,22 @@ const draft = keepDraft(prompt);
 const conversation = new Conversation({
   changed: (chat) => history.keep(chat),
   asked: () => void answer(null),
+  refused: () => waiting.tell("An answer is being written. Stop it, or ask again when it is complete."),
 });
+const waiting = new Waiting();
 /** Milliseconds between two saves of an answer that is being written. */
 const KEEP_EVERY = 1000;
-/** Whether the device or the cloud can answer. */
-let isReady = false;
+/** Whether the device or the cloud can answer; "loading" until that is known. */
+let state: "loading" | "ready" | "unable" = "loading";
 /** Set while an answer is being written. */
 let running: AbortController | null = null;
 
 async function start(): Promise<void> {
   const link = parseLink(location.search);
   openSettings(link);
+  // A link only fills in the message, a person sends it: any site can open this page with a link, and an
+  // answer may cost the person's key.
+  if (prompt.value === "" && !draft.restore() && link.prompt !== null) prompt.value = link.prompt;
   await openCloudSettings((settings) => {
     model.setCloud(settings);
     offerAbilities();
@@ -93,9 +99,17 @@ async function start(): Promise<void> {
 
 /** Shows that nothing can answer, and what would help. */
 function showUnable(help: Help): void {
+  becomeUnable();
   showNotice(help);
   loading.hide();
   setState("error", help.title);
+}
+
+/** Nothing can answer: what waits goes back to the person. */
+function becomeUnable(): void {
+  state = "unable";
+  send.disabled = true;
+  stopWaiting();
 }
 
 /** Offers the settings that the device or the cloud supports. */
@@ -105,7 +119,7 @@ function offerAbilities(): void {
 }
 
 function ready(link: Link, greeting: string): void {
-  isReady = true;
+  state = "ready";
   loading.hide();
   offerAbilities();
   const next =
@@ -114,13 +128,10 @@ function ready(link: Link, greeting: string): void {
       : "The link has filled in a message: Send asks for an answer.";
   welcome.textContent = `${greeting} ${next}`;
   welcome.hidden = !conversation.isEmpty;
-  send.disabled = false;
   newChat.disabled = false;
   setState("idle", "The model is ready");
-  // A link only fills in the message, a person sends it: any site can open this page with a link, and an
-  // answer may cost the person's key.
-  if (!draft.restore() && link.prompt !== null) prompt.value = link.prompt;
   if (isFocusLost()) prompt.focus();
+  sendWaiting();
 }
 
 /** Shows another chat, or a new one. */
@@ -128,8 +139,9 @@ function showChat(open: () => void): void {
   open();
   hideNotice();
   stats.textContent = "";
-  welcome.hidden = !isReady || !conversation.isEmpty;
-  if (!isReady) return;
+  if (waiting.what === "question") stopWaiting();
+  welcome.hidden = state !== "ready" || !conversation.isEmpty;
+  if (state !== "ready") return;
   setState("idle", conversation.isEmpty ? "New chat" : "The chat is open");
   prompt.focus();
   if (model.engine) void showContext(model.engine, conversation);
@@ -137,7 +149,11 @@ function showChat(open: () => void): void {
 
 /** Answers a message, or the last question of the chat (null). */
 async function answer(text: string | null): Promise<void> {
-  if (!isReady || running !== null) return;
+  if (state !== "ready" || running !== null) {
+    wait(text === null ? "question" : "message");
+    return;
+  }
+  waiting.end();
   hideNotice();
   let settings: Settings;
   try {
@@ -186,11 +202,43 @@ async function answer(text: string | null): Promise<void> {
     showRunning(false);
     conversation.showActions();
     if (model.engine) void showContext(model.engine, conversation);
+    sendWaiting();
   }
 }
 
+/** Lets a message or a question wait until it can be answered, and says so. */
+function wait(what: What): void {
+  if (state === "unable") {
+    waiting.tell("No model can answer here. The note above says why.");
+    return;
+  }
+  waiting.begin(what, running === null ? "loading" : "answering");
+  if (running !== null) return;
+  showRunning(true);
+  conversation.showActions();
+}
+
+/** Nothing waits any more. A message stays in its box. */
+function stopWaiting(): void {
+  if (waiting.end() !== null && running === null) showRunning(false);
+}
+
+/** Sends what waits. */
+function sendWaiting(): void {
+  const what = waiting.what;
+  stopWaiting();
+  if (what === "message") send.form?.requestSubmit();
+  else if (what === "question") void answer(null);
+}
+
+/** Stops the answer that is being written, and what waits for it or for the model. */
+function stopAll(): void {
+  stopWaiting();
+  running?.abort();
+}
+
 /** Removes the note that the prompt is being read, with the first text of the answer. */
-function firstClears(written: Answer): Listener {
+function firstClears(written: AnswerView): Listener {
   let begun = false;
   return {
     // Without a cloud there is only one place to show.
@@ -224,17 +272,19 @@ function showStats({ tokens, ttft, rate }: Outcome): void {
 function showRunning(on: boolean): void {
   send.hidden = on;
   stop.hidden = !on;
-  newChat.disabled = on;
+  newChat.disabled = on || state !== "ready";
   // The pressed button is gone; move the focus only if it was there.
   if (isFocusLost()) (on ? stop : prompt).focus();
 }
 
 function fail(error: unknown): void {
   stats.textContent = "";
+  // Without a model nothing works, so offer a reload; with one, the next message is the way on.
+  if (state === "ready") stopWaiting();
+  else becomeUnable();
   const help = explain(error, !model.hasCloud);
   loading.hide();
-  // Without a model nothing works, so offer a reload; with one, the next message is the way on.
-  showNotice(help, isReady ? null : { label: "Try again", run: () => location.reload() });
+  showNotice(help, state === "ready" ? null : { label: "Try again", run: () => location.reload() });
   setState("error", help.title);
 }
 
@@ -243,6 +293,10 @@ element("composer", HTMLFormElement).addEventListener("submit", (event) => {
   const text = prompt.value;
   // With raw, an empty prompt is allowed, too.
   if (text.trim() !== "" || element("raw", HTMLInputElement).checked) void answer(text);
+});
+
+prompt.addEventListener("input", () => {
+  if (waiting.what === "message" && prompt.value === "") stopWaiting();
 });
 
 prompt.addEventListener("keydown", (event) => {
@@ -259,10 +313,10 @@ prompt.addEventListener("keydown", (event) => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key === "Escape") stopAll();
 });
 
-stop.addEventListener("click", () => running?.abort());
+stop.addEventListener("click", stopAll);
 for (const form of ["settings-form", "cloud-form"])
   element(form, HTMLFormElement).addEventListener("submit", (event) => event.preventDefault());
 
@@ -283,4 +337,6 @@ setInterval(() => {
 }, KEEP_EVERY);
 
 openMenu();
+// Disabled until here: without this script the form would reload the page.
+send.disabled = false;
 start().catch(fail);

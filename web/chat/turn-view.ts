@@ -94,8 +94,8 @@ export class TurnView {
     this.#actions.replaceChildren(...buttons);
   }
 
-  /** Lets a person edit the message; `send` takes the new text. */
-  edit(send: (text: string) => void): void {
+  /** Lets a person edit the message; `send` takes the new text, and returns whether it could. */
+  edit(send: (text: string) => boolean): void {
     const form = document.createElement("form");
     const field = document.createElement("textarea");
     const save = button("Ask again", () => form.requestSubmit());
@@ -112,9 +112,7 @@ export class TurnView {
     form.append(field, save, button("Cancel", close));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (field.value.trim() === "") return;
-      close();
-      send(field.value);
+      if (field.value.trim() !== "" && send(field.value)) close();
     });
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {

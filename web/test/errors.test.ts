@@ -199,7 +199,7 @@ test("all code that is loaded when it is wanted comes through `later`, which giv
   expect(bare).toEqual([]);
 });
 test.each(["cuda", 5, "toString"])(
-  "a backend that is %s is refused, and those that there are named",
+  "a backend that is %s is rejected, and the error names the known ones",
   (backend) => {
     expect(() => checkEngineOptions({ backend })).toThrow(/^backend must be webgpu or wasm, not /);
   },

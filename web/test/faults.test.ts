@@ -64,7 +64,7 @@ describe("what a device says of itself", () => {
     expect([device.ears, faults.listeners]).toEqual([1, 0]);
   });
 
-  test("is nothing to an executor that comes later, but for a loss", async () => {
+  test("is nothing to an executor that comes later, except for a loss", async () => {
     const before = executor();
     say("out of bounds");
     const after = executor();

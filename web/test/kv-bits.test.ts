@@ -28,7 +28,7 @@ describe("the program for a cache", () => {
   const names = (wish: object, programs = manifest.programs): string[] =>
     wantedPrograms(programs, wish).map(({ name }) => name);
 
-  test("has floats where nothing is asked for, or the widest codes that there are", () => {
+  test("has floats where nothing is asked for, or the widest codes of the artifact", () => {
     expect(names({})).toEqual(["float16"]);
     expect(names({}, [named("int4"), named("int8")])).toEqual(["int8"]);
   });

@@ -157,7 +157,7 @@ describe("manifest", () => {
       },
     ],
     [
-      "a cache of a group that there is not",
+      "a cache of a group that does not exist",
       /caches are of groups 1, and there are 1 groups/,
       (m) => {
         Object.assign(m.caches[0] ?? {}, { group: 1 });

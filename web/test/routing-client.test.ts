@@ -1,3 +1,4 @@
+import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
@@ -138,6 +139,38 @@ describe("a route", () => {
     for (let i = 0; i < 30; i++) routes.push((await ask(made)).x_nearfar.route);
     expect(routes[0]).toBe("device");
     expect(routes).toContain("cloud");
+  });
+});
+
+interface Fields {
+  readonly name: string;
+  readonly request: Partial<HybridRequest>;
+  readonly sent: object;
+  readonly refused: string | null;
+}
+
+/** Python passes the same cases (tests/unit/hybrid/test_client.py). */
+const FIELDS = JSON.parse(
+  readFileSync(new URL("../../tests/vectors/routing/device_fields.json", import.meta.url), "utf8"),
+) as readonly Fields[];
+
+describe("a request's fields on the device", () => {
+  test.each(FIELDS)("$name", async ({ request, sent, refused }) => {
+    const alone = ask(client(), { ...request, x_nearfar: { mode: "device_only" } });
+    if (refused === null) expect((await alone).x_nearfar.route).toBe("device");
+    else
+      await expect(alone).rejects.toMatchObject({
+        name: "RequestError",
+        param: refused,
+        message: expect.stringContaining(`unknown parameter ${refused}`),
+      });
+    const { messages, stream, stream_options, signal, max_tokens, ...fields } = device.requests[0] ?? {};
+    expect({ ...fields, ...("max_tokens" in sent && { max_tokens }) }).toEqual(sent);
+    if (refused === null) return;
+    const routed = await ask(client(), request);
+    expect(routed.x_nearfar.route).toBe("cloud");
+    expect(routed.x_nearfar.reasons.at(-1)).toMatchObject({ code: "refused", value: refused });
+    expect(cloud.requests[0]).toMatchObject(sent);
   });
 });
 

@@ -11,7 +11,7 @@ import { DEFAULT_POLICY, type PolicyOptions, parsePolicy } from "../src/routing/
 import { backoff, RetryBudget } from "../src/routing/retry.js";
 import type { RouterModel } from "../src/routing/router-model.js";
 import { Speeds } from "../src/routing/speed.js";
-import type { CloudState, Decision, DeviceState, RouteRequest } from "../src/routing/types.js";
+import type { CloudState, DeviceState, RouteDecision, RouteRequest } from "../src/routing/types.js";
 
 /** The cases and scenarios that Python also passes; tests/vectors/routing/record.py writes them. */
 const VECTORS = new URL("../../tests/vectors/routing/", import.meta.url);
@@ -22,7 +22,7 @@ interface Case {
   readonly device: DeviceState;
   readonly cloud: CloudState;
   readonly policy: PolicyOptions;
-  readonly decision: Decision;
+  readonly decision: RouteDecision;
 }
 
 /** Arguments of the operations; each operation has some of them. */

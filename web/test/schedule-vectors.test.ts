@@ -6,7 +6,7 @@ import { RequestError } from "../src/protocol/errors.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Request, type RequestListener } from "../src/worker/engine/request.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
-import { Scheduler, type Step } from "../src/worker/engine/scheduler.js";
+import { type ScheduledStep, Scheduler } from "../src/worker/engine/scheduler.js";
 
 interface Config {
   readonly pages: readonly number[];
@@ -46,7 +46,7 @@ const TOKEN = 7;
 class Replay {
   readonly #scheduler: Scheduler;
   readonly #requests = new Map<string, Request>();
-  #flying: Step | null = null;
+  #flying: ScheduledStep | null = null;
 
   constructor({ pages, windows, page_size, slots, context, buckets }: Config) {
     const table = new SequenceTable([...pages], page_size, slots, [...(windows ?? pages.map(() => null))]);
@@ -98,13 +98,13 @@ class Replay {
     }
   }
 
-  #queued(before: Step | null): Step | null {
+  #queued(before: ScheduledStep | null): ScheduledStep | null {
     const step = this.#scheduler.schedule(before);
     if (step) this.#scheduler.launched(step);
     return step;
   }
 
-  #read(step: Step): void {
+  #read(step: ScheduledStep): void {
     this.#scheduler.read(step);
     for (const request of step.sampled) {
       if (request.done) continue;
@@ -125,7 +125,7 @@ class Replay {
     throw new Error("a request without a name");
   }
 
-  #launch(step: Step | null): unknown {
+  #launch(step: ScheduledStep | null): unknown {
     if (!step) return null;
     const rows = step.chunks.map(
       (chunk) => chunk && [this.#nameOf(chunk.request), chunk.start, chunk.count, chunk.samples],

@@ -284,7 +284,7 @@ describe("a file that comes in parts", () => {
     readonly files = new Map<string, number[]>();
     written = 0;
     writes = 0;
-    /** Bytes that there is room for. */
+    /** Bytes that still fit. */
     room = Number.POSITIVE_INFINITY;
     removeEntry = async (name: string) => void this.files.delete(name);
     getFileHandle = async (name: string) => ({

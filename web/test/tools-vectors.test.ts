@@ -2,6 +2,7 @@
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
+import { MAX_SCHEMAS_BYTES, MAX_TOOLS, MAX_TOOLS_BYTES } from "../src/format/constants.js";
 import { checkedCalling } from "../src/page/tools.js";
 import type { ChatMessage, FunctionTool, ToolChoice } from "../src/protocol/openai.js";
 import { argumentsOf } from "../src/worker/answers/arguments.js";
@@ -37,6 +38,19 @@ interface Reading {
     readonly fragments?: readonly object[];
   }[];
 }
+
+interface Fill {
+  readonly text: string;
+  readonly bytes: number;
+}
+
+const LIMITS = vectors<{
+  readonly tool: FunctionTool;
+  readonly fills: readonly Fill[];
+  readonly many: string;
+  readonly large: string;
+  readonly schemas: string;
+}>("limits");
 
 /** Fragments in the form of the vectors: neighbours of the same kind joined. */
 function eventsOf(fragments: readonly Fragment[]): object[] {
@@ -172,5 +186,40 @@ describe("what a chat template gets", () => {
       messages: given.given,
       tools: given.variables?.tools ?? [],
     });
+  });
+});
+
+describe("tools take", () => {
+  const checked = (tools: readonly object[]) =>
+    checkedCalling({ tools: tools as FunctionTool[], tool_choice: null, parallel_tool_calls: null });
+  const textOf = (count: number, { text, bytes }: Fill): string =>
+    text.repeat(Math.floor(count / bytes)) + "a".repeat(count % bytes);
+  const bytesOf = (value: unknown): number => JSON.stringify(value).length;
+  const { type, function: named } = LIMITS.tool;
+
+  test.each(LIMITS.fills)("a limit of bytes for %j", (fill) => {
+    const room = MAX_TOOLS_BYTES - bytesOf([LIMITS.tool]);
+    const filled = (count: number) => [{ type, function: { ...named, description: textOf(count, fill) } }];
+    expect(checked(filled(room))?.tools).toEqual(filled(room));
+    expect(() => checked(filled(room + 1))).toThrow(LIMITS.large);
+  });
+
+  test("their number in all", () => {
+    const tools = Array.from({ length: MAX_TOOLS + 1 }, (_, at) => ({ type, function: { name: `f${at}` } }));
+    expect(checked(tools.slice(1))?.tools).toHaveLength(MAX_TOOLS);
+    expect(() => checked(tools)).toThrow(LIMITS.many);
+  });
+
+  test.each(LIMITS.fills)("a limit of bytes for schemas with %j, without annotations", async (fill) => {
+    const room = MAX_SCHEMAS_BYTES - bytesOf({ type: "object", properties: { "": {} } });
+    const description = "a".repeat(MAX_SCHEMAS_BYTES);
+    const grammar = (count: number) => {
+      const parameters = { type: "object", properties: { [textOf(count, fill)]: { description } } };
+      const calling = checked([{ type, function: { ...named, parameters } }]);
+      const form = readAnswerFormat(READING.formats.hermes, "answers");
+      return answerGrammar(form, calling, null, false, async () => spelledArguments);
+    };
+    expect(await grammar(room)).not.toBeNull();
+    await expect(grammar(room + 1)).rejects.toThrow(LIMITS.schemas);
   });
 });

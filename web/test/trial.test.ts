@@ -173,7 +173,7 @@ describe("trials", () => {
     expect(notes.texts).toHaveLength(1);
   });
 
-  test("know a program that took its tab down, but for tabs that were left", async () => {
+  test("know a program that took its tab down, except for tabs that were left", async () => {
     const text = JSON.stringify({ lost: [], chosen: {}, trying: { program: "integrated-f16", load: "x" } });
     await notes.write(text);
     expect((await load({}, { left: ["x"] })).choice.seconds.has("integrated-f16")).toBe(true);

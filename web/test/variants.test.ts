@@ -3,7 +3,7 @@ import { describe, expect, test } from "vitest";
 import type { DeviceClass } from "../src/protocol/backends.js";
 import { type Adapter, classOf, describe as describeAdapter } from "../src/worker/gpu/adapter.js";
 import { known } from "../src/worker/gpu/opening.js";
-import { compare, type Kind, lineUp } from "../src/worker/gpu/variants.js";
+import { compare, lineUp, type StepKind } from "../src/worker/gpu/variants.js";
 import { Kept } from "../src/worker/store/kept.js";
 
 /** The scripts that Python replays too: tests/vectors/variants/README.md says what each key means. */
@@ -16,7 +16,7 @@ interface Finalists {
   readonly finalists: readonly string[];
 }
 
-interface Trial extends Readonly<Record<Kind, Readonly<Record<string, readonly number[]>>>> {
+interface Trial extends Readonly<Record<StepKind, Readonly<Record<string, readonly number[]>>>> {
   readonly steps: number;
   readonly asked?: readonly string[];
   readonly program: string;

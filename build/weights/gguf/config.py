@@ -13,7 +13,7 @@ import numpy as np
 
 from nearfar.build.weights.gguf import families, qwen35, state_spaces
 from nearfar.build.weights.gguf.facts import WINDOW, Config, Facts
-from nearfar.build.weights.gguf.header import Header, Tensor
+from nearfar.build.weights.gguf.header import GgufTensor, Header
 from nearfar.errors import CheckpointError
 from nearfar.step.config import EPSILON, MAX_CONTEXT, MAX_LAYERS, ConfigReader
 from nearfar.step.kinds import writes_no_text
@@ -24,7 +24,7 @@ CAP = (1e-3, 1e6)
 SCALE = (1e-6, 1e6)
 
 
-def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
+def read_config(header: Header, tensors: Mapping[str, GgufTensor]) -> Config:
     """Convert the metadata of a file whose parts have these tensors. Raises CheckpointError for unsupported
     settings.
     """
@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
     return items[0] if items and all(item == items[0] for item in items) else items
 
 
-def _common(read: ConfigReader, name: str, tensors: Mapping[str, Tensor]) -> Config:
+def _common(read: ConfigReader, name: str, tensors: Mapping[str, GgufTensor]) -> Config:
     """Read the keys that every architecture has."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None:

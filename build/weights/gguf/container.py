@@ -17,7 +17,7 @@ import numpy as np
 
 from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint, write_files
 from nearfar.build.weights.gguf.config import read_config
-from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_header
+from nearfar.build.weights.gguf.header import GgufTensor, Header, is_gguf, read_header
 from nearfar.build.weights.gguf.names import (
     FLAT,
     FREQUENCIES,
@@ -51,7 +51,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
     rows of quantized ones are read as bytes.
     """
 
-    def __init__(self, name: str, headers: list[Header], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, name: str, headers: list[Header], tensors: Mapping[str, GgufTensor]) -> None:
         first = headers[0]
         config = read_config(first, tensors)
         self._architecture = str(first.metadata["general.architecture"])
@@ -65,9 +65,9 @@ class GgufCheckpoint(DirectoryCheckpoint):
         super().__init__(first.file, name, config, entries)
 
     def _named(
-        self, file: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
-    ) -> dict[str, Tensor]:
-        named: dict[str, Tensor] = {}
+        self, file: Path, tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]
+    ) -> dict[str, GgufTensor]:
+        named: dict[str, GgufTensor] = {}
         layers = int(config["num_hidden_layers"])
         for name, tensor in tensors.items():
             if name in FREQUENCIES:
@@ -164,7 +164,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
         return self._license if isinstance(self._license, str) and self._license else None
 
 
-def _runs(name: str, tensor: Tensor, count: int) -> list[Tensor]:
+def _runs(name: str, tensor: GgufTensor, count: int) -> list[GgufTensor]:
     """The tensors of equally many rows that lie one after the other in a tensor of one expert."""
     rows = tensor.shape[0]
     if count == 1:
@@ -182,7 +182,7 @@ def _runs(name: str, tensor: Tensor, count: int) -> list[Tensor]:
     return [whole.part(index) for index in range(count)]
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def _flat(tensor: GgufTensor) -> GgufTensor:
     """A tensor of floats as a vector."""
     if tensor.type.dtype is None:
         return tensor  # another shape than expected is reported
@@ -205,7 +205,7 @@ def open_gguf(path: Path, name: str) -> GgufCheckpoint:
         path = _only(path)
         name = path.name
     headers = _parts(path)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, GgufTensor] = {}
     for header in headers:
         if double := sorted(set(tensors) & set(header.tensors)):
             raise CheckpointError(
@@ -264,7 +264,7 @@ def _parts(path: Path) -> list[Header]:
     return headers
 
 
-def _as_matrix(name: str, tensor: Tensor) -> Tensor:
+def _as_matrix(name: str, tensor: GgufTensor) -> GgufTensor:
     """The tensor of a shared expert's gate as the matrix of one row that transformers has; others unchanged.
     The converter leaves dimensions of 1 out.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.build.weights.gguf.header import Tensor
+from nearfar.build.weights.gguf.header import GgufTensor
 from nearfar.step.config import MAX_CONTEXT, MAX_LAYERS, ConfigReader
 from nearfar.step.experts import MAX_EXPERTS
 
@@ -22,7 +22,7 @@ class Facts:
     """Input of the functions that read an architecture's own keys: keys, tensors, the config so far."""
 
     read: ConfigReader
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, GgufTensor]
     config: Config
 
     def factors(self, name: str) -> list[float] | None:

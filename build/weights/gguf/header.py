@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Never
 import ml_dtypes
 import numpy as np
 
-from nearfar.build.weights.headers import Entry
+from nearfar.build.weights.headers import TensorEntry
 from nearfar.errors import CheckpointError
 
 MAGIC = b"GGUF"
@@ -84,18 +84,18 @@ OTHER_TYPES: Mapping[int, str] = {
 
 
 @dataclass(frozen=True)
-class Tensor:
+class GgufTensor:
     """A tensor. `shape`: with the rows first, unlike in the file; `entry`: the place of its bytes."""
 
     type: Type
     shape: tuple[int, ...]
-    entry: Entry
+    entry: TensorEntry
 
-    def part(self, index: int) -> Tensor:
+    def part(self, index: int) -> GgufTensor:
         """One of the tensors that lie one after the other in this one, along its first dimension."""
         held, size = self.entry, self.entry.bytes // self.shape[0]
         entry = replace(held, shape=held.shape[1:], offset=held.offset + index * size, bytes=size)
-        return Tensor(self.type, self.shape[1:], entry)
+        return GgufTensor(self.type, self.shape[1:], entry)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Header:
 
     file: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, GgufTensor]
 
 
 def is_gguf(path: Path) -> bool:
@@ -186,10 +186,10 @@ class _Reader:
 
     def _placed(
         self, infos: Mapping[str, tuple[Type, tuple[int, ...], int]], alignment: int
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, GgufTensor]:
         """Add the tensors' places, which must be within the file and must not overlap."""
         data = -(-self._at // alignment) * alignment
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, GgufTensor] = {}
         for name, (kind, shape, offset) in infos.items():
             size = math.prod(shape) // kind.block * kind.bytes
             if offset % alignment:
@@ -201,7 +201,9 @@ class _Reader:
                 )
             stored = shape if kind.dtype else (*shape[:-1], shape[-1] // kind.block * kind.bytes)
             dtype = kind.dtype or np.dtype("u1")
-            tensors[name] = Tensor(kind, shape, Entry(self._file, dtype, stored, data + offset, size))
+            tensors[name] = GgufTensor(
+                kind, shape, TensorEntry(self._file, dtype, stored, data + offset, size)
+            )
         end, before = 0, ""
         for name, tensor in sorted(tensors.items(), key=lambda item: item[1].entry.offset):
             if tensor.entry.offset < end:

@@ -167,8 +167,8 @@ NOT_MORE = ".linear_attn.norm.weight"
 
 
 def tensor_name(architecture: str, name: str, layers: int) -> str:
-    """Transformers' name of a tensor of a model of so many layers; an unknown name is unchanged, and is later
-    reported as extra. Tensors of layers that draft tokens have names that begin with DRAFTS.
+    """Transformers' name of a tensor of a model with `layers` layers; an unknown name is unchanged, and is
+    later reported as extra. Tensors of layers that draft tokens have names that begin with DRAFTS.
     """
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?", name)
     if found is None:

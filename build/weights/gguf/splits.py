@@ -26,7 +26,7 @@ def _cased(short: str, digits: str) -> str:
 
 
 @dataclass(frozen=True)
-class Split:
+class TextSplit:
     """How a text is split. `patterns`: each cuts out its matches. `words`: GPT-2's own splitting follows.
     `ignore_merges`: a word that is a token is not merged. `add_bos`: the default where the file does not say.
     """
@@ -39,7 +39,7 @@ class Split:
 
 
 PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
-DEEPSEEK3 = Split(
+DEEPSEEK3 = TextSplit(
     (
         r"\p{N}{1,3}",
         "[一-龥\u3040-ゟ゠-ヿ]+",
@@ -47,10 +47,10 @@ DEEPSEEK3 = Split(
         rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}",
     )
 )
-GPT2 = Split(words=True)
-DIGITS = Split((r"\p{N}",), words=True)
-LLAMA3 = Split((_letters(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
-SPLITS: Mapping[str, Split] = {
+GPT2 = TextSplit(words=True)
+DIGITS = TextSplit((r"\p{N}",), words=True)
+LLAMA3 = TextSplit((_letters(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
+SPLITS: Mapping[str, TextSplit] = {
     "gpt-2": GPT2,
     "phi-2": GPT2,
     "olmo": GPT2,
@@ -64,19 +64,19 @@ SPLITS: Mapping[str, Split] = {
     "llama-v3": LLAMA3,
     "falcon-h1": LLAMA3,
     "lfm2": LLAMA3,
-    "dbrx": Split(LLAMA3.patterns),
-    "smaug-bpe": Split(LLAMA3.patterns),
-    "chatglm-bpe": Split(LLAMA3.patterns),
-    "glm4": Split(LLAMA3.patterns),
+    "dbrx": TextSplit(LLAMA3.patterns),
+    "smaug-bpe": TextSplit(LLAMA3.patterns),
+    "chatglm-bpe": TextSplit(LLAMA3.patterns),
+    "glm4": TextSplit(LLAMA3.patterns),
     "hunyuan-dense": DEEPSEEK3,
-    "seed-coder": Split((rf"{SHORT}|{START}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}",)),
-    "qwen2": Split((_letters(r"\p{N}"),), normalizer="NFC"),
-    "qwen35": Split(
+    "seed-coder": TextSplit((rf"{SHORT}|{START}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}",)),
+    "qwen2": TextSplit((_letters(r"\p{N}"),), normalizer="NFC"),
+    "qwen35": TextSplit(
         (rf"{SHORT}|{START}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}",),
         normalizer="NFC",
     ),
-    "deepseek-r1-qwen": Split((_letters(r"\p{N}"),)),
-    "tekken": Split((_cased("", r"\p{N}"),), ignore_merges=True),
-    "gpt-4o": Split((_cased(f"{SHORT}?", r"\p{N}{1,3}"),)),
+    "deepseek-r1-qwen": TextSplit((_letters(r"\p{N}"),)),
+    "tekken": TextSplit((_cased("", r"\p{N}"),), ignore_merges=True),
+    "gpt-4o": TextSplit((_cased(f"{SHORT}?", r"\p{N}{1,3}"),)),
 }
 """The splits, by llama.cpp's names."""

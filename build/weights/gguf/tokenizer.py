@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.build.weights.gguf.pieces import bpe_merges, byte_fallback_model, byte_level_model
-from nearfar.build.weights.gguf.splits import SPLITS, Split
+from nearfar.build.weights.gguf.splits import SPLITS, TextSplit
 from nearfar.edge_runtime.text.files import TEMPLATE, TOOL_TEMPLATE, ChatTemplates, find_templates
 from nearfar.errors import CheckpointError
 
@@ -177,7 +177,7 @@ def _pairs(words: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, ...]]:
     return pairs
 
 
-def _words(split: Split) -> dict[str, Any]:
+def _words(split: TextSplit) -> dict[str, Any]:
     """The pre-tokenizer that splits a text into words, and writes their bytes as characters."""
     to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     parts = [

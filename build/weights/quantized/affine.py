@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32, LARGEST, Scheme
-from nearfar.build.weights.quantized.contract import Carried, Shape, Wanted, most_common
+from nearfar.build.weights.quantized.contract import Carried, RequiredTensor, Shape, most_common
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.quantized import QuantTensor
@@ -133,17 +133,17 @@ class Format(ABC):
         return self.name if scheme is None else f"{self.name} {scheme.label}"
 
     @abstractmethod
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors that hold the matrix `base.weight` [n, k]."""
 
-    def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
+    def expected(self, plain: Mapping[str, Shape]) -> dict[str, RequiredTensor]:
         """The expected entries of quantized matrices, and of plain tensors."""
-        out: dict[str, Wanted] = {}
+        out: dict[str, RequiredTensor] = {}
         for name, shape in plain.items():
             if name in self.tensors and len(shape) == 2:
                 out |= self.wanted(base_of(name), *shape)
             else:
-                out[name] = Wanted(shape)
+                out[name] = RequiredTensor(shape)
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:

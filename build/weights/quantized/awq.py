@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat, whole
-from nearfar.build.weights.quantized.contract import Wanted, scheme_for
+from nearfar.build.weights.quantized.contract import RequiredTensor, scheme_for
 from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.step.config import ConfigReader
 
@@ -49,13 +49,13 @@ class Awq(AffineFormat):
             read.refuse("group_size", "the inputs of a group, or -1 for all of them")
         return Awq(checkpoint, max(group, 0))
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors `qweight`, `qzeros` and `scales`."""
         groups, words = whole(base, k, "inputs", self._group or k), whole(base, n, "outputs", IN_WORD)
         return {
-            f"{base}.qweight": Wanted((k, words), ("int32",)),
-            f"{base}.qzeros": Wanted((groups, words), ("int32",)),
-            f"{base}.scales": Wanted((groups, n)),
+            f"{base}.qweight": RequiredTensor((k, words), ("int32",)),
+            f"{base}.qzeros": RequiredTensor((groups, words), ("int32",)),
+            f"{base}.scales": RequiredTensor((groups, n)),
         }
 
     def affine(self, base: str, start: int, stop: int) -> Affine:

@@ -23,7 +23,7 @@ from nearfar import strict_json
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.contract import RequiredTensor, Shape, scheme_for
 from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
@@ -34,7 +34,7 @@ KINDS = ("nf4", "fp4")
 
 
 @dataclass(frozen=True)
-class State:
+class MatrixState:
     """The settings of a 4-bit matrix: its shape [n, k], the weights of a factor, and, where the factors are
     quantized too, the factors of a second-level factor (0: they are not) and the offset added to them.
     """
@@ -51,7 +51,7 @@ class BitsAndBytes(AffineFormat):
     name = "bitsandbytes"
 
     def __init__(self, checkpoint: Checkpoint, bits: int) -> None:
-        self._states: dict[str, State] = {}
+        self._states: dict[str, MatrixState] = {}
         schemes: dict[str, Scheme | None] = {}
         for name, entry in checkpoint.entries.items():
             base, state, _ = name.partition(STATE)
@@ -80,13 +80,16 @@ class BitsAndBytes(AffineFormat):
             read.choice("bnb_4bit_quant_storage", ("uint8",), "uint8")
         return BitsAndBytes(checkpoint, 4 if four else 8)
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors of a matrix of four or of eight bits."""
         weight, state = f"{base}.weight", self._states.get(base)
         if state is None:
-            out = {weight: Wanted((n, k), ("int8",)), f"{base}.SCB": Wanted((n,), ("float32",))}
+            out = {
+                weight: RequiredTensor((n, k), ("int8",)),
+                f"{base}.SCB": RequiredTensor((n,), ("float32",)),
+            }
             form = f"{base}.weight_format"
-            return out | ({form: Wanted((), ("uint8",))} if form in self.checkpoint.entries else {})
+            return out | ({form: RequiredTensor((), ("uint8",))} if form in self.checkpoint.entries else {})
         if state.shape != (n, k):
             raise CheckpointError(
                 f"{base}{STATE}*: its shape is {list(state.shape)}, where config.json has {[n, k]}: they do "
@@ -94,13 +97,13 @@ class BitsAndBytes(AffineFormat):
             )
         blocks = -(-n * k // state.block)
         out = {
-            weight: Wanted((whole(base, n * k, "weights", 2), 1), ("uint8",)),
-            f"{weight}.quant_map": Wanted((16,), ("float32",)),
-            f"{weight}.absmax": Wanted((blocks,), ("uint8",) if state.nested else ("float32",)),
+            weight: RequiredTensor((whole(base, n * k, "weights", 2), 1), ("uint8",)),
+            f"{weight}.quant_map": RequiredTensor((16,), ("float32",)),
+            f"{weight}.absmax": RequiredTensor((blocks,), ("uint8",) if state.nested else ("float32",)),
         }
         if state.nested:
-            out[f"{weight}.nested_absmax"] = Wanted((-(-blocks // state.nested),), ("float32",))
-            out[f"{weight}.nested_quant_map"] = Wanted((256,), ("float32",))
+            out[f"{weight}.nested_absmax"] = RequiredTensor((-(-blocks // state.nested),), ("float32",))
+            out[f"{weight}.nested_quant_map"] = RequiredTensor((256,), ("float32",))
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
@@ -132,7 +135,7 @@ class BitsAndBytes(AffineFormat):
         factors = self._factors(tensor, state, int(blocks[0]), int(blocks[-1]) + 1)
         return np.asarray(values * factors[blocks - blocks[0]], np.float32).reshape(stop - start, k)
 
-    def _factors(self, tensor: str, state: State, start: int, stop: int) -> F32:
+    def _factors(self, tensor: str, state: MatrixState, start: int, stop: int) -> F32:
         """The factors of the blocks [start, stop), float32."""
         read = self.checkpoint.read
         stored = read(f"{tensor}.absmax", start, stop)
@@ -143,7 +146,7 @@ class BitsAndBytes(AffineFormat):
         return np.asarray(values * outer + np.float32(state.offset), np.float32)
 
 
-def _state(checkpoint: Checkpoint, name: str) -> State:
+def _state(checkpoint: Checkpoint, name: str) -> MatrixState:
     """Parse the JSON in a tensor of bytes. Raises CheckpointError where it is invalid."""
     if (size := checkpoint.entries[name].bytes) > STATE_BYTES:
         raise CheckpointError(f"tensor {name!r} has {size:,} bytes, where some lines of JSON belong")
@@ -159,7 +162,7 @@ def _state(checkpoint: Checkpoint, name: str) -> State:
         ) from error
     if not math.isfinite(offset):
         raise CheckpointError(f"tensor {name!r}: nested_offset is {offset}: download the checkpoint again")
-    return State((n, k), block, nested, offset)
+    return MatrixState((n, k), block, nested, offset)
 
 
 def _natural(value: object) -> int:

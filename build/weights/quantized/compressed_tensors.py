@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.contract import RequiredTensor, Shape, scheme_for
 from nearfar.build.weights.quantized.e2m1 import E2M1_BITS
 from nearfar.build.weights.quantized.fp4 import GROUPS as FP4
 from nearfar.build.weights.quantized.fp4 import fp4_affine, fp4_wanted
@@ -35,7 +35,7 @@ KINDS = (PACKED, INTEGERS, FLOATING, "naive-quantized", *FP4)
 
 
 @dataclass(frozen=True)
-class Group:
+class ModuleSettings:
     """The settings of the modules that `targets` names. `group`: inputs that share a scale, 0 for all;
     `whole`: one scale for the matrix; `block`: rows and columns of a scale.
     """
@@ -58,10 +58,10 @@ class CompressedTensors(AffineFormat):
 
     name = "compressed-tensors"
 
-    def __init__(self, checkpoint: Checkpoint, groups: tuple[Group, ...]) -> None:
+    def __init__(self, checkpoint: Checkpoint, groups: tuple[ModuleSettings, ...]) -> None:
         super().__init__(checkpoint, {})
         entries = checkpoint.entries
-        self._of: dict[str, Group] = {}
+        self._of: dict[str, ModuleSettings] = {}
         schemes: dict[str, Scheme | None] = {}
         for name in entries:
             base = name.removesuffix(".weight_scale")
@@ -103,32 +103,32 @@ class CompressedTensors(AffineFormat):
         )
         return CompressedTensors(checkpoint, found)
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors of a matrix in its group's format."""
         own, entries = self._of[base], self.checkpoint.entries
         if own.kind in FP4:
             return fp4_wanted(own.kind, base, n, k)
         scale, zeros = f"{base}.weight_scale", f"{base}.weight_zero_point"
         if own.kind == FLOATING:
-            out = {f"{base}.weight": Wanted((n, k), FLOAT8)}
+            out = {f"{base}.weight": RequiredTensor((n, k), FLOAT8)}
             return out | {scale: wanted_scale(self.checkpoint, scale, n, k, own.block)}
         groups = whole(base, k, "inputs", own.group or k)
         one = own.whole and scale in entries and entries[scale].shape in ((), (1,))
-        out = {scale: Wanted(entries[scale].shape if one else (n, groups))}
+        out = {scale: RequiredTensor(entries[scale].shape if one else (n, groups))}
         if own.kind == PACKED:
             words = self._words(f"{base}.weight_packed", k, own.bits, 1)
             out |= {
-                f"{base}.weight_packed": Wanted((n, words), ("int32",)),
-                f"{base}.weight_shape": Wanted((2,), ("int64", "int32")),
+                f"{base}.weight_packed": RequiredTensor((n, words), ("int32",)),
+                f"{base}.weight_shape": RequiredTensor((2,), ("int64", "int32")),
             }
             if zeros in entries:
-                out[zeros] = Wanted((self._words(zeros, n, own.bits, 0), groups), ("int32",))
+                out[zeros] = RequiredTensor((self._words(zeros, n, own.bits, 0), groups), ("int32",))
         else:
-            out[f"{base}.weight"] = Wanted((n, k), ("int8",))
+            out[f"{base}.weight"] = RequiredTensor((n, k), ("int8",))
             if zeros in entries:
-                out[zeros] = Wanted(out[scale].shape, ("int8",))
+                out[zeros] = RequiredTensor(out[scale].shape, ("int8",))
         if f"{base}.weight_g_idx" in entries:
-            out[f"{base}.weight_g_idx"] = Wanted((k,), ("int32", "int64"))
+            out[f"{base}.weight_g_idx"] = RequiredTensor((k,), ("int32", "int64"))
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
@@ -168,7 +168,7 @@ class CompressedTensors(AffineFormat):
         zeros = self._zeros(base, start, stop, own) if f"{base}.weight_zero_point" in entries else half
         return Affine(codes, scales, -scales * zeros)
 
-    def _centred(self, base: str, own: Group, shape: Shape) -> bool:
+    def _centred(self, base: str, own: ModuleSettings, shape: Shape) -> bool:
         """Whether the value 0 stands for 0 in every group: there are no zeros, or all of them are 0. `shape`
         of the tensor that stores the values.
         """
@@ -182,7 +182,7 @@ class CompressedTensors(AffineFormat):
             return False  # `wanted` reports a tensor of another shape or dtype
         return bool((self._zeros(base, 0, n, own) == 2 ** (own.bits - 1)).all())
 
-    def _zeros(self, base: str, start: int, stop: int, own: Group) -> npt.NDArray[np.int64]:
+    def _zeros(self, base: str, start: int, stop: int, own: ModuleSettings) -> npt.NDArray[np.int64]:
         """The zeros as unsigned codes, int64 [stop - start, groups]."""
         name, half = f"{base}.weight_zero_point", 2 ** (own.bits - 1)
         stored = self.checkpoint.read(name)
@@ -217,14 +217,14 @@ class CompressedTensors(AffineFormat):
             )
         return indices
 
-    def _scattered(self, base: str, k: int, own: Group) -> bool:
+    def _scattered(self, base: str, k: int, own: ModuleSettings) -> bool:
         """Whether the inputs of a group are not consecutive."""
         group = own.group or max(k, 1)
         indices = self._indices(base, k, -(-k // group))
         return indices is not None and bool((indices != np.arange(k) // group).any())
 
 
-def _group_of(base: str, groups: tuple[Group, ...]) -> Group:
+def _group_of(base: str, groups: tuple[ModuleSettings, ...]) -> ModuleSettings:
     """The settings of a module: the group that names it, else the group of its class."""
     for group in groups:
         if group.names(base):
@@ -239,7 +239,7 @@ def _group_of(base: str, groups: tuple[Group, ...]) -> Group:
     )
 
 
-def _group(read: ConfigReader, section: Mapping[str, Any], common: Any) -> Group:
+def _group(read: ConfigReader, section: Mapping[str, Any], common: Any) -> ModuleSettings:
     """Read one of config_groups."""
     targets = section.get("targets")
     if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
@@ -257,7 +257,7 @@ def _group(read: ConfigReader, section: Mapping[str, Any], common: Any) -> Group
         weights.choice("type", ("float",), "int")
         weights.size("num_bits", 8, most=4, least=4)
         weights.size("group_size", most=FP4[kind], least=FP4[kind])
-        return Group(tuple(targets), kind, E2M1_BITS, FP4[kind])
+        return ModuleSettings(tuple(targets), kind, E2M1_BITS, FP4[kind])
     bits = weights.size("num_bits", 8, most=8)
     values = weights.choice("type", ("int", "float"), "int")
     if values == "float" and bits != 8:
@@ -274,7 +274,7 @@ def _group(read: ConfigReader, section: Mapping[str, Any], common: Any) -> Group
             weights.refuse("strategy", "group, channel or tensor for integers")
         rows, columns = weights.numbers("block_structure", 2, 1, 1 << 20)
         block = int(rows), int(columns)
-    return Group(tuple(targets), kind, bits, group, strategy == "tensor", block)
+    return ModuleSettings(tuple(targets), kind, bits, group, strategy == "tensor", block)
 
 
 def _inputs(checkpoint: Checkpoint, base: str) -> int:

@@ -14,7 +14,7 @@ from typing import Protocol
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.format.scales import PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.codes import BITS
-from nearfar.kernels.quantized import GROUPS, Held, QuantTensor
+from nearfar.kernels.quantized import GROUPS, QuantTensor, StorableMatrices
 
 Shape = tuple[int, ...]
 FINER = 2
@@ -23,7 +23,7 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequiredTensor:
     """A required tensor: its shape, and the names of the dtypes that it may have."""
 
     shape: Shape
@@ -74,7 +74,7 @@ class Quantized(Protocol):
         """How a matrix is quantized, in the format's words: Q6_K, GPTQ q4 in groups of 32."""
         ...
 
-    def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
+    def expected(self, plain: Mapping[str, Shape]) -> dict[str, RequiredTensor]:
         """The tensors that the checkpoint must have, given the shapes of the unquantized model."""
         ...
 
@@ -111,7 +111,7 @@ def scheme_for(bits: int, group: int, k: int, centred: bool = False) -> Scheme |
     return max((s for s in found if s.fits(k)), key=lambda s: s.group_size, default=None)
 
 
-def held_in(scheme: Scheme, held: Held) -> Scheme | None:
+def held_in(scheme: Scheme, held: StorableMatrices) -> Scheme | None:
     """The scheme that holds a scheme's codes exactly in what a target can store: its own, or float16 pairs in
     the largest groups that divide its own; None where there are none.
     """

@@ -10,7 +10,7 @@ import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantized.affine import Affine, whole
-from nearfar.build.weights.quantized.contract import Wanted
+from nearfar.build.weights.quantized.contract import RequiredTensor
 from nearfar.build.weights.quantized.e2m1 import e2m1_affine
 from nearfar.errors import CheckpointError
 
@@ -18,14 +18,14 @@ GROUPS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
 """Inputs that share a scale, by the name of the format."""
 
 
-def fp4_wanted(kind: str, base: str, n: int, k: int) -> dict[str, Wanted]:
+def fp4_wanted(kind: str, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
     """The tensors of a matrix [n, k]."""
-    out = {f"{base}.weight_packed": Wanted((n, whole(base, k, "inputs", 2)), ("uint8",))}
+    out = {f"{base}.weight_packed": RequiredTensor((n, whole(base, k, "inputs", 2)), ("uint8",))}
     groups = (n, whole(base, k, "inputs", GROUPS[kind]))
     if kind == "mxfp4-pack-quantized":
-        return out | {f"{base}.weight_scale": Wanted(groups, ("uint8", "float8_e8m0fnu"))}
-    out[f"{base}.weight_scale"] = Wanted(groups, ("float8_e4m3fn",))
-    return out | {f"{base}.weight_global_scale": Wanted((1,), ("float32",))}
+        return out | {f"{base}.weight_scale": RequiredTensor(groups, ("uint8", "float8_e8m0fnu"))}
+    out[f"{base}.weight_scale"] = RequiredTensor(groups, ("float8_e4m3fn",))
+    return out | {f"{base}.weight_global_scale": RequiredTensor((1,), ("float32",))}
 
 
 def fp4_affine(checkpoint: Checkpoint, kind: str, base: str, start: int, stop: int) -> Affine:

@@ -16,7 +16,7 @@ import numpy as np
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32
 from nearfar.build.weights.quantized.affine import Format, base_of
-from nearfar.build.weights.quantized.contract import FLOATS, Shape, Wanted
+from nearfar.build.weights.quantized.contract import FLOATS, RequiredTensor, Shape
 from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.step.config import ConfigReader
 
@@ -58,11 +58,11 @@ class Fp8(Format):
             block = rows, columns
         return Fp8(checkpoint, block)
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors `weight` and its scale, under the name that the checkpoint has."""
         ending = self._ending(base)
         return {
-            f"{base}.weight": Wanted((n, k), FLOAT8),
+            f"{base}.weight": RequiredTensor((n, k), FLOAT8),
             f"{base}.{ending}": wanted_scale(self.checkpoint, f"{base}.{ending}", n, k, self._block),
         }
 
@@ -85,15 +85,15 @@ def activations(checkpoint: Checkpoint) -> list[str]:
     return [name for name in checkpoint.entries if re.fullmatch(OF_ACTIVATIONS, name)]
 
 
-def wanted_scale(checkpoint: Checkpoint, name: str, n: int, k: int, block: Block | None) -> Wanted:
+def wanted_scale(checkpoint: Checkpoint, name: str, n: int, k: int, block: Block | None) -> RequiredTensor:
     """The expected scales of a matrix [n, k]: one for each block, or, without blocks, one for the matrix or
     for each row, as the checkpoint has them.
     """
     if block is not None:
-        return Wanted((-(-n // block[0]), -(-k // block[1])), SCALES)
+        return RequiredTensor((-(-n // block[0]), -(-k // block[1])), SCALES)
     entry = checkpoint.entries.get(name)
     shapes: tuple[Shape, ...] = ((), (1,), (1, 1), (n,), (n, 1))
-    return Wanted(entry.shape if entry is not None and entry.shape in shapes else (n, 1), SCALES)
+    return RequiredTensor(entry.shape if entry is not None and entry.shape in shapes else (n, 1), SCALES)
 
 
 def scaled(

@@ -6,7 +6,7 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.gguf.container import GgufCheckpoint
 from nearfar.build.weights.gguf.header import Type
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat
-from nearfar.build.weights.quantized.contract import Wanted
+from nearfar.build.weights.quantized.contract import RequiredTensor
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
 from nearfar.kernels.quantized import GROUPS
 from nearfar.step.reading import DRAFTS
@@ -64,10 +64,10 @@ class Gguf(AffineFormat):
         """The matrix's type in GGUF, such as Q6_K."""
         return self._types[tensor].name
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The one tensor of a matrix, with rows of blocks."""
         kind = self._types[f"{base}.weight"]
-        return {f"{base}.weight": Wanted((n, k // kind.block * kind.bytes), ("uint8",))}
+        return {f"{base}.weight": RequiredTensor((n, k // kind.block * kind.bytes), ("uint8",))}
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
         """The codes of the blocks."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nearfar.build.weights.container import Checkpoint, Stored
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, whole
-from nearfar.build.weights.quantized.contract import Shape, Wanted, scheme_for
+from nearfar.build.weights.quantized.contract import RequiredTensor, Shape, scheme_for
 from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.errors import CheckpointError
 from nearfar.kernels.codes import unpack_codes
@@ -102,17 +102,17 @@ class Gptq(AffineFormat):
             )
         return indices
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors `qweight`, `qzeros`, `scales`, and `g_idx` if the checkpoint has it."""
         groups = -(-k // (self._group or k))
         words = [whole(base, size * self._bits, "bits", 32) for size in (k, n)]
         out = {
-            f"{base}.qweight": Wanted((words[0], n), ("int32",)),
-            f"{base}.qzeros": Wanted((groups, words[1]), ("int32",)),
-            f"{base}.scales": Wanted((groups, n)),
+            f"{base}.qweight": RequiredTensor((words[0], n), ("int32",)),
+            f"{base}.qzeros": RequiredTensor((groups, words[1]), ("int32",)),
+            f"{base}.scales": RequiredTensor((groups, n)),
         }
         if f"{base}.g_idx" in self.checkpoint.entries:
-            out[f"{base}.g_idx"] = Wanted((k,), ("int32",))
+            out[f"{base}.g_idx"] = RequiredTensor((k,), ("int32",))
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:

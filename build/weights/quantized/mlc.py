@@ -14,14 +14,14 @@ import numpy as np
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of
-from nearfar.build.weights.quantized.contract import Wanted, scheme_for
+from nearfar.build.weights.quantized.contract import RequiredTensor, scheme_for
 from nearfar.build.weights.quantized.settings import matrices_of, settings_of
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 
 
 @dataclass(frozen=True)
-class Kind:
+class MlcScheme:
     """A kind of quantization: bits of a code, inputs that share a scale."""
 
     bits: int
@@ -33,8 +33,8 @@ class Kind:
         return 32 // self.bits
 
 
-KINDS = {name: Kind(4, 32) for name in ("q4f16_1", "q4f16_2", "q4f32_1", "q4bf16_1")}
-KINDS |= {name: Kind(3, 40) for name in ("q3f16_1",)}
+KINDS = {name: MlcScheme(4, 32) for name in ("q4f16_1", "q4f16_2", "q4f32_1", "q4bf16_1")}
+KINDS |= {name: MlcScheme(3, 40) for name in ("q3f16_1",)}
 
 
 class Mlc(AffineFormat):
@@ -42,7 +42,7 @@ class Mlc(AffineFormat):
 
     name = "MLC"
 
-    def __init__(self, checkpoint: Checkpoint, kind: Kind) -> None:
+    def __init__(self, checkpoint: Checkpoint, kind: MlcScheme) -> None:
         self._kind = kind
         self._inputs = {base: _inputs(checkpoint, base) for base in matrices_of(checkpoint, ".q_weight")}
         held = {
@@ -65,13 +65,13 @@ class Mlc(AffineFormat):
             )
         return Mlc(checkpoint, KINDS[name])
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors `q_weight` and `q_scale`."""
         kind = self._kind
         groups = -(-k // kind.group)
         return {
-            f"{base}.q_weight": Wanted((n, groups * kind.group // kind.in_word), ("uint32",)),
-            f"{base}.q_scale": Wanted((n, groups)),
+            f"{base}.q_weight": RequiredTensor((n, groups * kind.group // kind.in_word), ("uint32",)),
+            f"{base}.q_scale": RequiredTensor((n, groups)),
         }
 
     def affine(self, base: str, start: int, stop: int) -> Affine:

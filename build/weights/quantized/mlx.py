@@ -18,7 +18,7 @@ import numpy as np
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of, near
-from nearfar.build.weights.quantized.contract import Carried, Wanted
+from nearfar.build.weights.quantized.contract import Carried, RequiredTensor
 from nearfar.build.weights.quantized.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
@@ -37,7 +37,7 @@ OURS = (
 
 
 @dataclass(frozen=True)
-class Setting:
+class MatrixSetting:
     """The settings of a matrix: mode, bits and group size."""
 
     bits: int
@@ -57,7 +57,9 @@ class Mlx(AffineFormat):
 
     name = "MLX"
 
-    def __init__(self, checkpoint: Checkpoint, common: Setting, settings: Mapping[str, Setting]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, common: MatrixSetting, settings: Mapping[str, MatrixSetting]
+    ) -> None:
         super().__init__(checkpoint, {f"{base}.weight": own.scheme for base, own in settings.items()})
         self._common, self._settings = common, settings
 
@@ -86,14 +88,14 @@ class Mlx(AffineFormat):
         layers = [name.removesuffix(".scales") for name in checkpoint.entries if name.endswith(".scales")]
         return Mlx(checkpoint, common, {layer: own.get(layer, common) for layer in layers})
 
-    def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
+    def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The tensors `weight`, `scales` and, in mode affine, `biases`."""
         own = self._settings[base]
-        out = {f"{base}.weight": Wanted((n, k * own.bits // 32), ("uint32",))}
+        out = {f"{base}.weight": RequiredTensor((n, k * own.bits // 32), ("uint32",))}
         groups = (n, k // own.group)
         if own.mode != "affine":
-            return out | {f"{base}.scales": Wanted(groups, ("uint8",))}
-        return out | {f"{base}.scales": Wanted(groups), f"{base}.biases": Wanted(groups)}
+            return out | {f"{base}.scales": RequiredTensor(groups, ("uint8",))}
+        return out | {f"{base}.scales": RequiredTensor(groups), f"{base}.biases": RequiredTensor(groups)}
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
         """The unpacked codes, or in the modes of e2m1 the affine codes of its values."""
@@ -137,13 +139,13 @@ def _scales(stored: Any, mode: Mode) -> F32:
     return np.asarray(stored.view(kind).astype(np.float32), np.float32)
 
 
-def _setting(where: str, settings: Mapping[str, Any]) -> Setting:
+def _setting(where: str, settings: Mapping[str, Any]) -> MatrixSetting:
     bits, group, mode = settings.get("bits"), settings.get("group_size"), settings.get("mode", "affine")
     if _is_fixed(mode) and (bits, group) == FIXED[mode]:
-        return Setting(*FIXED[mode], mode)
+        return MatrixSetting(*FIXED[mode], mode)
     if mode != "affine" or type(bits) is not int or bits not in BITS or group not in GROUPS:
         raise CheckpointError(f"config.json: {where} has {_show(settings)}, which is not read: {OURS}")
-    return Setting(bits, int(group))
+    return MatrixSetting(bits, int(group))
 
 
 def _is_fixed(mode: object) -> TypeGuard[Literal["mxfp4", "nvfp4", "mxfp8"]]:

@@ -15,7 +15,7 @@ import numpy as np
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.build.weights.quantized.affine import Affine
-from nearfar.build.weights.quantized.contract import Carried, Shape, Wanted, most_common, scheme_for
+from nearfar.build.weights.quantized.contract import Carried, RequiredTensor, Shape, most_common, scheme_for
 from nearfar.build.weights.quantized.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.quantized.settings import settings_of
 from nearfar.format.scales import PAIRS, Scales
@@ -49,16 +49,16 @@ class Mxfp4:
         """The format's name."""
         return self.name
 
-    def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
+    def expected(self, plain: Mapping[str, Shape]) -> dict[str, RequiredTensor]:
         """Blocks and scales of the quantized tensors, and the plain tensors."""
-        out: dict[str, Wanted] = {}
+        out: dict[str, RequiredTensor] = {}
         for name, shape in plain.items():
             if name not in self.tensors or len(shape) != 3:
-                out[name] = Wanted(shape)
+                out[name] = RequiredTensor(shape)
                 continue
             experts, k, n = shape
-            out[f"{name}{BLOCKS}"] = Wanted((experts, n, k // GROUP, GROUP // 2), ("uint8",))
-            out[f"{name}{SCALES}"] = Wanted((experts, n, k // GROUP), ("uint8",))
+            out[f"{name}{BLOCKS}"] = RequiredTensor((experts, n, k // GROUP, GROUP // 2), ("uint8",))
+            out[f"{name}{SCALES}"] = RequiredTensor((experts, n, k // GROUP), ("uint8",))
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:

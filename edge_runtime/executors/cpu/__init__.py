@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.devices import Device, Listed, Settings
+from nearfar.edge_runtime.devices import Device, ListedDevice, Settings
 from nearfar.edge_runtime.found import Found
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     return CpuExecutor(artifact, program, settings)
 
 
-def _list() -> Sequence[Listed]:
+def _list() -> Sequence[ListedDevice]:
     import platform
 
     import psutil
@@ -41,7 +41,9 @@ def _list() -> Sequence[Listed]:
     name = platform.processor() or architecture()
     memory = int(psutil.virtual_memory().total)
     limits = {"cores": psutil.cpu_count(logical=False) or 1, "threads": psutil.cpu_count() or 1}
-    return [Listed("cpu", name, "cpu", architecture(), tuple(sorted(_probe().features)), memory, limits)]
+    return [
+        ListedDevice("cpu", name, "cpu", architecture(), tuple(sorted(_probe().features)), memory, limits)
+    ]
 
 
 DEVICE = Device(_probe, _open, lambda: 0, _list, pipelined=False, native=True)

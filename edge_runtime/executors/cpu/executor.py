@@ -13,12 +13,12 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.host_memory import MAPS, fits, mapped, reserve
-from nearfar.edge_runtime.executors.cpu.library import Array, Library, LoadedPlan, Tensor
-from nearfar.edge_runtime.executors.planned import Layout, Shape
+from nearfar.edge_runtime.executors.cpu.library import Array, DlTensor, Library, LoadedPlan
+from nearfar.edge_runtime.executors.planned import BufferShape, ProgramLayout
 from nearfar.errors import ArtifactError
 from nearfar.format import buffers as names
 from nearfar.format.kv import BITS
-from nearfar.format.manifest import Param, Program
+from nearfar.format.manifest import KernelParam, Program
 from nearfar.format.plans import Launch
 
 
@@ -32,7 +32,7 @@ class CpuExecutor:
         plan.
         """
         self.precision, self.program_name = program.precision, program.name
-        self._layout = Layout(artifact, program, settings)
+        self._layout = ProgramLayout(artifact, program, settings)
         self._kv_dtype = program.kv_dtype
         self._held = 0
         self._memory = {f"weight:{name}": array for name, array in self._load_weights(artifact).items()}
@@ -48,7 +48,7 @@ class CpuExecutor:
         self._library = Library(artifact.path / program.library)
         params = artifact.manifest.step.parameters
         self._stacks = {f"weight:{param.name}" for param in params if param.stack > 1}
-        self._tensors: dict[tuple[str, tuple[int, ...], str], Tensor] = {}
+        self._tensors: dict[tuple[str, tuple[int, ...], str], DlTensor] = {}
         self._plans = {
             (function, bucket.size): self._bind(self._layout.launches(function, bucket.size), program)
             for function, buckets in program.functions.items()
@@ -157,7 +157,7 @@ class CpuExecutor:
         self._held += count
         return reserve(count)
 
-    def _zeroed(self, shape: Shape) -> Array:
+    def _zeroed(self, shape: BufferShape) -> Array:
         return self._reserve(shape.nbytes).view(shape.dtype).reshape(shape.extents)
 
     def _bind(self, launches: Sequence[Launch], program: Program) -> LoadedPlan:
@@ -168,11 +168,11 @@ class CpuExecutor:
         ]
         return self._library.bind(bound, streamed)
 
-    def _arguments(self, launch: Launch, program: Program) -> list[Tensor]:
+    def _arguments(self, launch: Launch, program: Program) -> list[DlTensor]:
         params = program.kernels[launch.kernel].params
         return [self._tensor(arg, param) for arg, param in zip(launch.args, params, strict=True)]
 
-    def _tensor(self, arg: str, param: Param) -> Tensor:
+    def _tensor(self, arg: str, param: KernelParam) -> DlTensor:
         """The tensor of an argument. A buffer has its own extents: groups share kernels, whose record has one
         group's pages.
         """
@@ -181,11 +181,11 @@ class CpuExecutor:
         extents = self._layout.buffer(name).extents if own else self._layout.extents(param.shape)
         key = (arg, extents, param.dtype)
         if key not in self._tensors:
-            self._tensors[key] = Tensor(self._memory[arg], key[1], param.dtype)
+            self._tensors[key] = DlTensor(self._memory[arg], key[1], param.dtype)
         return self._tensors[key]
 
 
-def _streamed(launch: Launch, tensors: Sequence[Tensor], stacks: Collection[str]) -> Tensor | None:
+def _streamed(launch: Launch, tensors: Sequence[DlTensor], stacks: Collection[str]) -> DlTensor | None:
     """The largest weight matrix of a launch, which it reads from end to end; None if it reads
     only vectors, or matrices of experts (`stacks`).
     """

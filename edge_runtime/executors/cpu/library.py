@@ -72,7 +72,7 @@ def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
     return raw[start : start + count].view(kind).reshape(shape)
 
 
-class Tensor:
+class DlTensor:
     """A DLTensor over an array's memory, with the shape and dtype that a kernel expects; it keeps the array
     alive.
     """
@@ -195,7 +195,7 @@ class Library:
         return Pool(self._lib, self._ffi, threads, cores)
 
     def bind(
-        self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
+        self, launches: Sequence[tuple[str, Sequence[DlTensor]]], weights: Sequence[DlTensor | None] = ()
     ) -> LoadedPlan:
         """Resolve kernels by name and fix their arguments.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.devices import Device, Listed, Settings
+from nearfar.edge_runtime.devices import Device, ListedDevice, Settings
 from nearfar.edge_runtime.found import Found
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _preferred() -> int:
     return 3 if device.installed() and device.has_metal() else -3
 
 
-def _list() -> Sequence[Listed]:
+def _list() -> Sequence[ListedDevice]:
     from importlib.metadata import version
 
     from nearfar.edge_runtime.executors.mlx import device
@@ -44,7 +44,9 @@ def _list() -> Sequence[Listed]:
     name, memory = device.describe()
     kind = "gpu" if metal else "cpu"
     return [
-        Listed("mlx", name, kind, f"MLX {version('mlx')}", tuple(device.features()), memory, device.limits())
+        ListedDevice(
+            "mlx", name, kind, f"MLX {version('mlx')}", tuple(device.features()), memory, device.limits()
+        )
     ]
 
 

@@ -22,7 +22,7 @@ HEADS = -2
 """The axis of heads in an array that has one."""
 
 
-class Run(Protocol):
+class StepContext(Protocol):
     """The rows of one step: their positions, and the cache that they write and read."""
 
     @property
@@ -73,19 +73,19 @@ parts of the rows [heads, B, T, …], returns results [heads, B, T, width] and t
 """
 Made = list[mx.array]
 """The arrays that a step has made so far, in the order of the calls."""
-Call = Callable[[Made, Run], Arrays]
+Call = Callable[[Made, StepContext], Arrays]
 """One call: takes the arrays made so far, and returns the arrays that it adds."""
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrayRef:
     """An array that every step makes: its place in Made, and its number of columns (or heads)."""
 
     at: int
     width: int
 
 
-Value = tuple[Part, ...]
+Value = tuple[ArrayRef, ...]
 """A value of a model's list: parts whose columns are concatenated.
 
 Results of several matrices stay apart until an operation reads them as one array.
@@ -103,9 +103,11 @@ class Calls:
         """Add a call that makes arrays of these widths."""
         first, self._made = self._made, self._made + len(widths)
         self.all.append(call)
-        return tuple(Part(first + index, width) for index, width in enumerate(widths))
+        return tuple(ArrayRef(first + index, width) for index, width in enumerate(widths))
 
-    def each(self, value: Value, call: Callable[[mx.array, Run], mx.array], columns_each: int = 1) -> Value:
+    def each(
+        self, value: Value, call: Callable[[mx.array, StepContext], mx.array], columns_each: int = 1
+    ) -> Value:
         """Add the same call for each part of a value. `columns_each`: the number of columns that become one
         head.
         """
@@ -115,7 +117,7 @@ class Calls:
 
         return tuple(self.add(one(part.at), part.width // columns_each)[0] for part in value)
 
-    def whole(self, value: Value, axis: int = -1) -> Part:
+    def whole(self, value: Value, axis: int = -1) -> ArrayRef:
         """The value as one array; adds a call only if there are several parts."""
         if len(value) == 1:
             return value[0]
@@ -130,7 +132,7 @@ class Calls:
         """Columns or heads [start, start + count) of a value; adds a call only for a part that is not
         entirely inside.
         """
-        found: list[Part] = []
+        found: list[ArrayRef] = []
         for part in value:
             first, last = max(start, 0), min(start + count, part.width)
             if first < last:
@@ -138,7 +140,7 @@ class Calls:
             start -= part.width
         return tuple(found)
 
-    def _columns(self, part: Part, start: int, end: int) -> Part:
+    def _columns(self, part: ArrayRef, start: int, end: int) -> ArrayRef:
         at = part.at
         return self.add(lambda made, run: (run.columns(made[at], start, end),), end - start)[0]
 

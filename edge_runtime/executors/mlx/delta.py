@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.calls import Arrays
-from nearfar.edge_runtime.executors.mlx.recurrence import CHUNK, Chunk, recurrence
+from nearfar.edge_runtime.executors.mlx.recurrence import CHUNK, RecurrenceChunk, recurrence
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gated:
         return mx.tile(x, (each, 1, 1)) if self.tiled else mx.repeat(x, each, axis=0)
 
 
-def _change(chunk: Chunk, v: mx.array, rate: mx.array) -> mx.array:
+def _change(chunk: RecurrenceChunk, v: mx.array, rate: mx.array) -> mx.array:
     added = rate * (v - chunk.read(chunk.keys))
     return added if v.shape[2] == 1 else _inverse(rate * chunk.alike(chunk.keys)) @ added
 

@@ -18,10 +18,10 @@ from nearfar.edge_runtime.executors.mlx.device import guard, has_metal
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.interpreter import Interpreter
 from nearfar.edge_runtime.executors.mlx.paged import PagedRun
-from nearfar.edge_runtime.executors.mlx.paged_cache import Layout, PagedCache, fused
+from nearfar.edge_runtime.executors.mlx.paged_cache import CacheGeometry, PagedCache, fused
 from nearfar.edge_runtime.executors.mlx.results import Results
-from nearfar.edge_runtime.executors.mlx.rope import Rope
-from nearfar.edge_runtime.executors.mlx.rows import Array, Rows, View, lay_out
+from nearfar.edge_runtime.executors.mlx.rope import Rotator
+from nearfar.edge_runtime.executors.mlx.rows import Array, LiveRows, View, lay_out
 from nearfar.edge_runtime.executors.mlx.weights import LoadedWeights
 from nearfar.edge_runtime.executors.planned import check_pages, put
 from nearfar.errors import ArtifactError
@@ -72,7 +72,7 @@ class MlxExecutor:
         dtype = mx.float16 if self.precision == "f16" else mx.float32
         ops = manifest.step.operations
         self._views = _views(manifest, ops, kv_bits)
-        layout = Layout(manifest.caches, self._page_size, pages, dtype, kv_bits)
+        layout = CacheGeometry(manifest.caches, self._page_size, pages, dtype, kv_bits)
         with mx.stream(self._stream), guard("loading the model", lambda: manifest.weights.bytes):
             files = [shard.file for shard in manifest.weights.shards]
             self._weights = LoadedWeights(artifact.path, files, manifest.step.parameters, dtype)
@@ -166,7 +166,7 @@ class MlxExecutor:
         self._results.hidden(self._model.step(run), index)
         self._rows_since_clear += len(live)
 
-    def _lay_out(self, live: Array, chosen: Array | None) -> list[Rows]:
+    def _lay_out(self, live: Array, chosen: Array | None) -> list[LiveRows]:
         """Lay out the chosen live rows for each group of caches."""
         host, taken = self._host, live if chosen is None else live[chosen]
         positions, slots = host["positions"][taken], host["slots"][taken]
@@ -225,7 +225,7 @@ def _views(manifest: Manifest, ops: Sequence[Op], bits: int | None) -> list[View
     return out
 
 
-def _ropes(artifact: Artifact, context: int, dtype: mx.Dtype) -> dict[str, Rope]:
+def _ropes(artifact: Artifact, context: int, dtype: mx.Dtype) -> dict[str, Rotator]:
     """The rotary tables, for sequences of at most `context` positions."""
     ropes, kernel = {}, mx.default_device() == mx.gpu
     for name, rope in artifact.manifest.ropes.items():
@@ -235,7 +235,7 @@ def _ropes(artifact: Artifact, context: int, dtype: mx.Dtype) -> dict[str, Rope]
                 f"ropes.{name}.inv_freq of {artifact.path} is not an array of numbers. "
                 "Build the artifact again"
             )
-        ropes[name] = Rope(frequencies, rope.scale, dtype, kernel)
+        ropes[name] = Rotator(frequencies, rope.scale, dtype, kernel)
     return ropes
 
 

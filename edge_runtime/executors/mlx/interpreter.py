@@ -1,8 +1,8 @@
 """Turns the list of a model's step (nearfar.step.ops) into calls of MLX; it knows no particular model.
 
 Two interfaces let it serve both the paged cache of the runtime (paged.py) and the function that is exported
-to a file (nearfar.build.targets.mlx_function): where weights come from (reading.Weights), and how a step
-handles rows and cache (calls.Run).
+to a file (nearfar.build.targets.mlx_function): where weights come from (reading.StepWeights), and how a step
+handles rows and cache (calls.StepContext).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from nearfar.edge_runtime.executors.mlx.calls import Made, Run, whole
+from nearfar.edge_runtime.executors.mlx.calls import Made, StepContext, whole
 from nearfar.edge_runtime.executors.mlx.elementwise import Elementwise
 from nearfar.edge_runtime.executors.mlx.operations import OPERATIONS
-from nearfar.edge_runtime.executors.mlx.reading import Product, Reading, Weights
+from nearfar.edge_runtime.executors.mlx.reading import Product, StepReading, StepWeights
 from nearfar.step.operation import Op, caches_of, reads
 from nearfar.step.ops import Attend, Logits, RopeAppend
 from nearfar.step.shapes import CacheShape
@@ -26,7 +26,7 @@ class Interpreter:
     """
 
     def __init__(
-        self, ops: Sequence[Op], caches: Sequence[CacheShape], weights: Weights, arithmetic: Elementwise
+        self, ops: Sequence[Op], caches: Sequence[CacheShape], weights: StepWeights, arithmetic: Elementwise
     ) -> None:
         """`ops` must end with Logits or Embedding."""
         if [op.ends for op in ops].count(True) != 1 or not ops[-1].ends:
@@ -34,7 +34,7 @@ class Interpreter:
         turned = {op.out for op in ops if isinstance(op, RopeAppend)}
         if any(turned & set(reads(op)) for op in ops if not isinstance(op, Attend)):
             raise ValueError("what rope_append makes can be read by attend only")
-        reading = Reading(caches, weights, arithmetic)
+        reading = StepReading(caches, weights, arithmetic)
         past = max((at for at, op in enumerate(ops, 1) if _keeps(op)), default=0)
         _add_all(reading, ops[:past])
         read = dict.fromkeys(name for op in ops[past:] for name in reads(op) if name in reading.values)
@@ -49,7 +49,7 @@ class Interpreter:
         if isinstance(end, Logits):
             self._head, _ = reading.product(end.weight, end.bias)
 
-    def step(self, run: Run) -> mx.array:
+    def step(self, run: StepContext) -> mx.array:
         """Run a step: returns the hidden states of the wanted rows [..., R, width], and appends
         to the cache.
         """
@@ -80,6 +80,6 @@ def _keeps(op: Op) -> bool:
     return op.append if isinstance(op, RopeAppend) else bool(caches_of(op))
 
 
-def _add_all(reading: Reading, ops: Sequence[Op]) -> None:
+def _add_all(reading: StepReading, ops: Sequence[Op]) -> None:
     for op in ops:
         reading.values[op.out] = OPERATIONS[type(op)](reading, op)

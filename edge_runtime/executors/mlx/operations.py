@@ -11,26 +11,26 @@ from typing import Any
 
 import mlx.core as mx
 
-from nearfar.edge_runtime.executors.mlx.calls import HEADS, Arrays, Made, Part, Run, Value, whole
+from nearfar.edge_runtime.executors.mlx.calls import HEADS, ArrayRef, Arrays, Made, StepContext, Value, whole
 from nearfar.edge_runtime.executors.mlx.delta import Gated, gated_delta
-from nearfar.edge_runtime.executors.mlx.reading import Reading
+from nearfar.edge_runtime.executors.mlx.reading import StepReading
 from nearfar.edge_runtime.executors.mlx.ssm import StateSpace, state_space
-from nearfar.edge_runtime.executors.mlx.stacks import Pairs
+from nearfar.edge_runtime.executors.mlx.stacks import ExpertPairs
 from nearfar.step import ops
 from nearfar.step.operation import Op
 
 
-def embed(r: Reading, op: ops.Embed) -> Value:
+def embed(r: StepReading, op: ops.Embed) -> Value:
     table, scale = r.weights.matrix(op.table), op.scale
 
-    def embed(made: Made, run: Run) -> Arrays:
+    def embed(made: Made, run: StepContext) -> Arrays:
         rows = table.rows(run.tokens).astype(mx.float32)
         return (rows if scale == 1 else rows * scale,)
 
     return r.calls.add(embed, table.k)
 
 
-def norm(r: Reading, op: ops.Norm) -> Value:
+def norm(r: StepReading, op: ops.Norm) -> Value:
     weight, eps, groups = whole(r.weights.vector(op.weight, mx.float32)), op.eps, op.groups
     x = (r.wide(r.whole(op.x)),)
     if op.each:
@@ -40,13 +40,13 @@ def norm(r: Reading, op: ops.Norm) -> Value:
     return r.calls.each(x, lambda x, run: _by_groups(x, groups, weight, eps))
 
 
-def linear(r: Reading, op: ops.Linear) -> Value:
+def linear(r: StepReading, op: ops.Linear) -> Value:
     product, widths = r.product(op.weight, op.bias)
     at = r.narrow(r.whole(op.x)).at
     return r.calls.add(lambda made, run: product(made[at]), *widths)
 
 
-def rope_append(r: Reading, op: ops.RopeAppend) -> Value:
+def rope_append(r: StepReading, op: ops.RopeAppend) -> Value:
     """Return queries [..., L, heads, head_dim]; append keys and values to the cache."""
     calls, shape = r.calls, r.caches[op.cache]
     keys, head_dim = (shape.kv_heads if op.append else 0), shape.head_dim
@@ -65,20 +65,20 @@ def rope_append(r: Reading, op: ops.RopeAppend) -> Value:
     return queries if op.q_scale is None else calls.each(queries, _grown(*op.q_scale))
 
 
-def attend(r: Reading, op: ops.Attend) -> Value:
+def attend(r: StepReading, op: ops.Attend) -> Value:
     sinks = None if op.sinks is None else whole(r.weights.vector(op.sinks, r.do.dtype))
     at, width = r.whole(op.x).at, op.heads * r.caches[op.cache].head_dim
     return r.calls.add(lambda made, run: (run.attend(op, made[at], sinks),), width)
 
 
-def conv(r: Reading, op: ops.Conv) -> Value:
+def conv(r: StepReading, op: ops.Conv) -> Value:
     width, cache, taps = r.caches[op.cache].head_dim, op.cache, op.taps
     weight = mx.unflatten(whole(r.weights.vector(op.weight, mx.float32)), 0, (width, taps)).swapaxes(0, 1)
     bias = None if op.bias is None else whole(r.weights.vector(op.bias, mx.float32))
     act = None if op.activation is None else r.do.act(op.activation)
     at = r.wide(r.whole(op.x)).at
 
-    def conv(made: Made, run: Run) -> Arrays:
+    def conv(made: Made, run: StepContext) -> Arrays:
         out = mx.sum(run.before(cache, taps, made[at]) * weight, axis=-2)
         out = out if bias is None else out + bias
         return (out if act is None else act(out),)
@@ -86,27 +86,27 @@ def conv(r: Reading, op: ops.Conv) -> Value:
     return r.calls.add(conv, width)
 
 
-def delta(r: Reading, op: ops.Delta) -> Value:
+def delta(r: StepReading, op: ops.Delta) -> Value:
     state = r.caches[op.state]
     rule = Gated(op.key_heads, state.kv_heads, state.depth, op.eps, op.tiled)
     a_log, dt_bias = (whole(r.weights.vector(name, mx.float32)) for name in (op.a_log, op.dt_bias))
     x, gates = (r.wide(r.whole(name)).at for name in (op.x, op.gates))
 
-    def delta(made: Made, run: Run) -> Arrays:
+    def delta(made: Made, run: StepContext) -> Arrays:
         out = run.recur(op.state, rule.parts(made[x], made[gates], a_log, dt_bias), gated_delta)
         return (mx.flatten(out.swapaxes(0, 1), -2, -1),)
 
     return r.calls.add(delta, state.kv_heads * state.head_dim)
 
 
-def ssm(r: Reading, op: ops.Ssm) -> Value:
+def ssm(r: StepReading, op: ops.Ssm) -> Value:
     state = r.caches[op.state]
     space = StateSpace(state.kv_heads, op.groups, state.depth, op.least, op.most)
     a_log, dt_bias, skip = mx.split(whole(r.weights.vector(op.terms, mx.float32)), 3)
     skip = skip[:, None, None]
     x, dt = (r.wide(r.whole(name)).at for name in (op.x, op.dt))
 
-    def ssm(made: Made, run: Run) -> Arrays:
+    def ssm(made: Made, run: StepContext) -> Arrays:
         parts = space.parts(made[x], made[dt], a_log, dt_bias)
         out = run.recur(op.state, parts, state_space) + skip * parts[2]
         return (mx.flatten(out.swapaxes(0, 1), -2, -1),)
@@ -114,44 +114,44 @@ def ssm(r: Reading, op: ops.Ssm) -> Value:
     return r.calls.add(ssm, state.kv_heads * state.head_dim)
 
 
-def glu(r: Reading, op: ops.Glu) -> Value:
+def glu(r: StepReading, op: ops.Glu) -> Value:
     x = r.values[op.x]
     half = sum(part.width for part in x) // 2
     gate, up = (r.calls.whole(r.calls.cut(x, start, half)) for start in (0, half))
     return r.both(r.do.glu(op.activation), gate, up)
 
 
-def act(r: Reading, op: ops.Act) -> Value:
+def act(r: StepReading, op: ops.Act) -> Value:
     act = r.do.act(op.activation)
     return r.calls.each((r.whole(op.x),), lambda x, run: act(x))
 
 
-def add(r: Reading, op: ops.Add) -> Value:
+def add(r: StepReading, op: ops.Add) -> Value:
     return r.both(r.do.add(op.scale), r.whole(op.a), r.whole(op.b))
 
 
-def mul(r: Reading, op: ops.Mul) -> Value:
+def mul(r: StepReading, op: ops.Mul) -> Value:
     return r.both(r.do.mul(), r.whole(op.a), r.whole(op.b))
 
 
-def scale(r: Reading, op: ops.Scale) -> Value:
+def scale(r: StepReading, op: ops.Scale) -> Value:
     weight = 1.0 if op.weight is None else whole(r.weights.vector(op.weight, mx.float32))
     times, factor = r.do.mul(), mx.array(op.factor * weight, mx.float32)
     return r.calls.each((r.whole(op.x),), lambda x, run: times(x, factor))
 
 
-def columns(r: Reading, op: ops.Columns) -> Value:
+def columns(r: StepReading, op: ops.Columns) -> Value:
     return r.calls.cut(r.values[op.x], op.start, op.count)
 
 
-def route(r: Reading, op: ops.Route) -> Value:
+def route(r: StepReading, op: ops.Route) -> Value:
     """Return the numbers of the experts [..., L, top], and their weights, float32."""
     at = r.wide(r.whole(op.x)).at
     bias, factors = (
         None if name is None else whole(r.weights.vector(name, mx.float32)) for name in (op.bias, op.factors)
     )
 
-    def route(made: Made, run: Run) -> Arrays:
+    def route(made: Made, run: StepContext) -> Arrays:
         x = made[at]
         scores = mx.sigmoid(x) if op.score == "sigmoid" else mx.softmax(x, axis=-1)
         keys = scores if bias is None else scores + bias
@@ -165,7 +165,7 @@ def route(r: Reading, op: ops.Route) -> Value:
     return r.calls.add(route, op.top, op.top)
 
 
-def experts(r: Reading, op: ops.Experts) -> Value:
+def experts(r: StepReading, op: ops.Experts) -> Value:
     first, last = r.weights.stack(op.gate_up), r.weights.stack(op.down)
     biases = [
         None
@@ -178,9 +178,9 @@ def experts(r: Reading, op: ops.Experts) -> Value:
     wide = r.do.wide or (lambda x: x)
     at, (chosen_at, weights_at) = r.narrow(r.whole(op.x)).at, (part.at for part in r.values[op.route])
 
-    def experts(made: Made, run: Run) -> Arrays:
+    def experts(made: Made, run: StepContext) -> Arrays:
         chosen, weights = made[chosen_at], made[weights_at]
-        pairs = Pairs(chosen)
+        pairs = ExpertPairs(chosen)
         hidden = first(pairs.rows(made[at]), pairs)
         if biases[0] is not None:
             hidden = hidden + biases[0][pairs.experts]
@@ -194,16 +194,16 @@ def experts(r: Reading, op: ops.Experts) -> Value:
     return r.calls.add(experts, last.n)
 
 
-def logits(r: Reading, op: ops.Logits) -> Value:
+def logits(r: StepReading, op: ops.Logits) -> Value:
     """The input of the last product: the Interpreter multiplies the wanted rows later."""
     return (r.narrow(r.whole(op.x)),)
 
 
-def embedding(r: Reading, op: ops.Embedding) -> Value:
+def embedding(r: StepReading, op: ops.Embedding) -> Value:
     return (r.whole(op.x),)
 
 
-OPERATIONS: Mapping[type[Op], Callable[[Reading, Any], Value]] = {
+OPERATIONS: Mapping[type[Op], Callable[[StepReading, Any], Value]] = {
     ops.Embed: embed,
     ops.Norm: norm,
     ops.Linear: linear,
@@ -225,23 +225,23 @@ OPERATIONS: Mapping[type[Op], Callable[[Reading, Any], Value]] = {
 }
 
 
-def _append(r: Reading, op: ops.RopeAppend, keys: Value, values: Value) -> None:
+def _append(r: StepReading, op: ops.RopeAppend, keys: Value, values: Value) -> None:
     if (eps := op.v_norm) is not None:
         values = r.calls.each(values, lambda x, run: mx.fast.rms_norm(x, None, eps))
     k, v = (r.calls.whole(value, HEADS).at for value in (keys, values))
 
-    def append(made: Made, run: Run) -> Arrays:
+    def append(made: Made, run: StepContext) -> Arrays:
         run.append(op.cache, made[k], made[v])
         return ()
 
     r.calls.add(append)
 
 
-def _head_norms(r: Reading, op: ops.RopeAppend, keys: int, x: Value) -> Value:
+def _head_norms(r: StepReading, op: ops.RopeAppend, keys: int, x: Value) -> Value:
     """Normalize the queries, and `keys` heads of keys, by the operation's norms."""
     if op.q_norm is None and op.k_norm is None:
         return x
-    out: list[Part] = []
+    out: list[ArrayRef] = []
     for start, count, name in ((0, op.heads, op.q_norm), (op.heads, keys, op.k_norm)):
         part = r.calls.cut(x, start, count)
         if count and name is not None:
@@ -251,7 +251,7 @@ def _head_norms(r: Reading, op: ops.RopeAppend, keys: int, x: Value) -> Value:
     return tuple(out)
 
 
-def _head_norm(op: ops.RopeAppend, weight: mx.array) -> Callable[[mx.array, Run], mx.array]:
+def _head_norm(op: ops.RopeAppend, weight: mx.array) -> Callable[[mx.array, StepContext], mx.array]:
     """RMS norm of each head, or of all heads as one row."""
     eps = op.eps
     if not op.norm_all:
@@ -261,10 +261,10 @@ def _head_norm(op: ops.RopeAppend, weight: mx.array) -> Callable[[mx.array, Run]
     )
 
 
-def _grown(beta: float, original: float) -> Callable[[mx.array, Run], mx.array]:
+def _grown(beta: float, original: float) -> Callable[[mx.array, StepContext], mx.array]:
     """Multiply queries by 1 + beta·ln(1 + ⌊position/original⌋)."""
 
-    def grown(x: mx.array, run: Run) -> mx.array:
+    def grown(x: mx.array, run: StepContext) -> mx.array:
         factor = 1 + beta * mx.log1p(mx.floor(run.positions() / original))
         return x * mx.expand_dims(factor, -1).astype(x.dtype)
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.calls import Arrays, Rule
 from nearfar.edge_runtime.executors.mlx.paged_cache import PagedCache
-from nearfar.edge_runtime.executors.mlx.rope import Rope, Turn
-from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
+from nearfar.edge_runtime.executors.mlx.rope import Rotator, Turn
+from nearfar.edge_runtime.executors.mlx.rows import Array, LiveRows
 from nearfar.step.ops import Attend
 
-LayOut = Callable[[Array | None], list[Rows]]
+LayOut = Callable[[Array | None], list[LiveRows]]
 """Lays out some of the live rows (None: all of them) for each group of caches."""
 
 
@@ -21,12 +21,17 @@ class PagedRun:
     """See calls.Run. Values are [M, width] or [M, heads, head_dim]."""
 
     def __init__(
-        self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]
+        self,
+        tokens: mx.array,
+        lay_out: LayOut,
+        wanted: Array,
+        cache: PagedCache,
+        ropes: Mapping[str, Rotator],
     ) -> None:
         """`wanted`: the live rows whose logits are needed, each once."""
         self._tokens, self._lay_out, self._wanted = tokens, lay_out, wanted
         self._cache, self._ropes = cache, ropes
-        self._rows: Sequence[Rows] = lay_out(None)
+        self._rows: Sequence[LiveRows] = lay_out(None)
         """The rows as each group of caches lays them out."""
         self._turns: dict[str, Turn] = {}
 

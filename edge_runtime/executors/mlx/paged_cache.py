@@ -15,7 +15,7 @@ from nearfar.edge_runtime.artifact.budget import kv_group
 from nearfar.edge_runtime.executors.base import Array
 from nearfar.edge_runtime.executors.mlx import attention
 from nearfar.edge_runtime.executors.mlx.rows import Reach
-from nearfar.edge_runtime.executors.mlx.tensors import Parts, Tensor
+from nearfar.edge_runtime.executors.mlx.tensors import PageTensor, Parts
 from nearfar.format.buffers import of_cache
 from nearfar.step import shapes
 from nearfar.step.ops import Attend
@@ -24,54 +24,34 @@ FIRST_PAGES = 64
 """The pages of a new cache: MLX has no memory that is free until its first use."""
 
 
-class Shape(Protocol):
-    """The geometry of one cache."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys, and of values."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Values of one head."""
-        ...
+class GroupedCache(shapes.CacheShape, Protocol):
+    """The sizes of a cache, and its group: caches of a group share pages."""
 
     @property
     def group(self) -> int:
-        """The group of the cache: caches of a group share pages."""
-        ...
-
-    @property
-    def parts(self) -> shapes.Parts:
-        """What the cache keeps."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Rows of a head's state."""
+        """The number of the group."""
         ...
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheGeometry:
     """The geometry of all caches. `pages`: by group. `bits` None: floats of `dtype`; else `dtype` is the type
     of scales.
     """
 
-    caches: tuple[Shape, ...]
+    caches: tuple[GroupedCache, ...]
     page_size: int
     pages: tuple[int, ...]
     dtype: mx.Dtype
     bits: int | None = None
 
-    def tensors(self, cache: int) -> tuple[Tensor, ...]:
+    def tensors(self, cache: int) -> tuple[PageTensor, ...]:
         """The tensors of a cache, without pages. A page of a state is its `depth` rows."""
         shape = self.caches[cache]
         dtype, bits = (self.dtype, self.bits) if shape.parts == "kv" else (mx.float32, None)
         quantum, size = kv_group(shape.head_dim, bits) if bits else 0, shape.depth or self.page_size
         return tuple(
-            Tensor(name, shape.group, shape.kv_heads, size, shape.head_dim, dtype, bits, quantum)
+            PageTensor(name, shape.group, shape.kv_heads, size, shape.head_dim, dtype, bits, quantum)
             for name in of_cache(cache, shape.parts)
         )
 
@@ -84,7 +64,7 @@ class PagedCache:
     MlxExecutor), so that no step copies the cache. The arrays grow as higher pages come into use.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CacheGeometry) -> None:
         self.layout = layout
         self._pages = [0] * len(layout.pages)
         self._tensors = [layout.tensors(cache) for cache in range(len(layout.caches))]
@@ -183,7 +163,7 @@ class PagedCache:
             for name, part in tensor.named()
         }
 
-    def _of(self, group: int) -> list[Tensor]:
+    def _of(self, group: int) -> list[PageTensor]:
         return [tensor for tensors in self._tensors for tensor in tensors if tensor.group == group]
 
     def _grow(self, group: int, pages: int) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from nearfar.edge_runtime.executors.mlx.calls import Arrays, Calls, Part, Value, whole
+from nearfar.edge_runtime.executors.mlx.calls import ArrayRef, Arrays, Calls, Value, whole
 from nearfar.edge_runtime.executors.mlx.elementwise import Binary, Elementwise
 from nearfar.edge_runtime.executors.mlx.stacks import Stack
 from nearfar.step.shapes import CacheShape
@@ -17,7 +17,7 @@ Product = Callable[[mx.array], Arrays]
 """The product of x [..., K] with a matrix."""
 
 
-class Matrix(Protocol):
+class MatrixWeights(Protocol):
     """A weight matrix [N, K]."""
 
     @property
@@ -37,10 +37,10 @@ class Matrix(Protocol):
         ...
 
 
-class Weights(Protocol):
+class StepWeights(Protocol):
     """The parameters of the step, by their names."""
 
-    def matrix(self, name: str) -> Matrix: ...
+    def matrix(self, name: str) -> MatrixWeights: ...
 
     def stack(self, name: str) -> Stack:
         """The matrices of experts, one below the other."""
@@ -51,31 +51,31 @@ class Weights(Protocol):
         ...
 
 
-class Reading:
+class StepReading:
     """The calls so far, the value of each operation so far, and (`do`) arithmetic in the program's dtypes."""
 
-    def __init__(self, caches: Sequence[CacheShape], weights: Weights, arithmetic: Elementwise) -> None:
+    def __init__(self, caches: Sequence[CacheShape], weights: StepWeights, arithmetic: Elementwise) -> None:
         self.caches, self.weights, self.do = caches, weights, arithmetic
         self.calls = Calls()
         self.values: dict[str, Value] = {}
 
-    def whole(self, name: str) -> Part:
+    def whole(self, name: str) -> ArrayRef:
         """Make a value one array, for all operations from here on."""
         part = self.calls.whole(self.values[name])
         self.values[name] = (part,)
         return part
 
-    def narrow(self, part: Part) -> Part:
+    def narrow(self, part: ArrayRef) -> ArrayRef:
         """Convert a part for products: float16 in a float16 program."""
         narrow = self.do.narrow
         return part if narrow is None else self.calls.each((part,), lambda x, run: narrow(x))[0]
 
-    def wide(self, part: Part) -> Part:
+    def wide(self, part: ArrayRef) -> ArrayRef:
         """Convert a part for norms: float32."""
         wide = self.do.wide
         return part if wide is None else self.calls.each((part,), lambda x, run: wide(x))[0]
 
-    def both(self, function: Binary, a: Part, b: Part) -> Value:
+    def both(self, function: Binary, a: ArrayRef, b: ArrayRef) -> Value:
         """Call a function of two arrays; the result is as wide as the first one."""
         first, second = a.at, b.at
         return self.calls.add(lambda made, run: (function(made[first], made[second]),), a.width)

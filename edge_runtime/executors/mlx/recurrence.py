@@ -23,7 +23,7 @@ CHUNK = 64
 
 
 @dataclass(frozen=True)
-class Chunk:
+class RecurrenceChunk:
     """Rows of a chunk, and the state before them: [heads, B, depth, width]. `keys`: [heads, B, T, depth].
 
     `grown`: e^G of each row [heads, B, T, 1]; `shrunk`: e^(G_r − G_i), and 0 where i > r, [heads, B, T, T].
@@ -46,7 +46,7 @@ class Chunk:
         return found if self.shrunk is None else self.shrunk * found
 
 
-Change = Callable[[Chunk, mx.array, mx.array], mx.array]
+Change = Callable[[RecurrenceChunk, mx.array, mx.array], mx.array]
 """The changes d [heads, B, T, width] of a chunk's rows, of values [heads, B, T, width] and of rates
 [heads, B, T, 1].
 """
@@ -74,12 +74,12 @@ def _chunk(
     rate, keys = mx.expand_dims(rate, -1), k.swapaxes(-1, -2)
     if k.shape[2] == 1:
         state = state * mx.expand_dims(mx.exp(decay), -1)
-        state = state + keys * change(Chunk(state, k), v, rate)
+        state = state + keys * change(RecurrenceChunk(state, k), v, rate)
         return q @ state, state
     sums = mx.cumsum(decay, axis=-1)
     between = mx.expand_dims(sums, -1) - mx.expand_dims(sums, -2)
     shrunk = mx.exp(mx.where(_lower(k.shape[2]), between, -mx.inf))
-    chunk = Chunk(state, k, mx.expand_dims(mx.exp(sums), -1), shrunk)
+    chunk = RecurrenceChunk(state, k, mx.expand_dims(mx.exp(sums), -1), shrunk)
     added, total = change(chunk, v, rate), sums[..., -1:]
     kept = keys * mx.expand_dims(mx.exp(total - sums), -2)
     out = chunk.read(q) + chunk.alike(q) @ added

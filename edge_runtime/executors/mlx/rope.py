@@ -13,7 +13,7 @@ Turn = Callable[[mx.array], mx.array]
 """Rotates [rows, heads, head_dim], each row by its own position."""
 
 
-class Rope:
+class Rotator:
     """Rotates pairs (i, i + head_dim/2) by position · inv_freq[i] and scales them. Pairs with frequency 0
     stay as they are.
     """

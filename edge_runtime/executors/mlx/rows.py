@@ -73,7 +73,7 @@ class Taps:
 
 
 @dataclass(frozen=True)
-class Rows:
+class LiveRows:
     """The live rows of a step. A cell is a token's place in the cache: page · page_size + offset."""
 
     live: Array
@@ -92,14 +92,14 @@ class Rows:
         return len(self.live)
 
 
-def lay_out(positions: Array, slots: Array, page_table: Array, page_size: int, view: View) -> Rows:
+def lay_out(positions: Array, slots: Array, page_table: Array, page_size: int, view: View) -> LiveRows:
     """Lay out a step from its `positions` [M], `slots` [M] and a `page_table`; −1 marks a padding row."""
     live = np.flatnonzero(positions >= 0)
     at, slot = positions[live].astype(np.int64), slots[live].astype(np.int64)
     column = page_table[slot, at // (view.stride or page_size)].astype(np.int64)
     if view.stride is not None:
         order = turns(at, slot, page_table, view.stride)
-        return Rows(live, at, slice(0, 0), (), {}, order, int(column.max()))
+        return LiveRows(live, at, slice(0, 0), (), {}, order, int(column.max()))
     cells = column * page_size + at % page_size
     breaks = np.flatnonzero((np.diff(at) != 1) | (np.diff(slot) != 0)) + 1
     edges = [0, *breaks.tolist(), len(live)]
@@ -114,7 +114,7 @@ def lay_out(positions: Array, slots: Array, page_table: Array, page_size: int, v
     together = len(cells) == 1 or bool((np.diff(cells) == 1).all())
     where = slice(int(cells[0]), int(cells[-1]) + 1) if together else mx.array(cells.astype(np.int32))
     taps = {count: _taps(at, slot, page_table, page_size, count) for count in view.taps}
-    return Rows(live, at, where, tuple(spans), taps, (), int(column.max()))
+    return LiveRows(live, at, where, tuple(spans), taps, (), int(column.max()))
 
 
 def _taps(at: Array, slot: Array, page_table: Array, size: int, taps: int) -> Taps:

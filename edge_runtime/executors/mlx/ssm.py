@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from nearfar.edge_runtime.executors.mlx.calls import Arrays
-from nearfar.edge_runtime.executors.mlx.recurrence import Chunk, recurrence
+from nearfar.edge_runtime.executors.mlx.recurrence import RecurrenceChunk, recurrence
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StateSpace:
         return mx.repeat(x, self.heads // self.groups, axis=0)
 
 
-def _change(chunk: Chunk, v: mx.array, rate: mx.array) -> mx.array:
+def _change(chunk: RecurrenceChunk, v: mx.array, rate: mx.array) -> mx.array:
     return rate * v
 
 

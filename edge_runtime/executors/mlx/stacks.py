@@ -10,7 +10,7 @@ SORTED = 64
 """Pairs from which sorting them by expert pays off: then MLX reads each expert once (as in mlx-lm)."""
 
 
-class Pairs:
+class ExpertPairs:
     """The pairs of a row and one of its experts: row by row, or, if there are many, sorted by expert.
 
     `experts`: the expert of each pair.
@@ -58,7 +58,7 @@ class Stack:
         """The number of rows of a matrix."""
         return self.weight.shape[1]
 
-    def __call__(self, x: mx.array, pairs: Pairs) -> mx.array:
+    def __call__(self, x: mx.array, pairs: ExpertPairs) -> mx.array:
         """Multiply x [pairs, K], each by the matrix of its expert: [pairs, n]."""
         x = mx.expand_dims(x, -2)
         if self.scales is None:

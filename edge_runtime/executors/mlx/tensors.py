@@ -15,7 +15,7 @@ ENDINGS = ("codes", "scales", "biases")
 
 
 @dataclass
-class Tensor:
+class PageTensor:
     """A page is `size` cells of `width` values in each of `heads` heads. `bits` None: floats of `dtype`; else
     codes, of which `quantum` share a scale of `dtype`.
     """

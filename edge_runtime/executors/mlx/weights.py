@@ -26,7 +26,7 @@ AFFINE = ("scales", "biases")
 
 
 @dataclass(frozen=True)
-class Matrix:
+class MlxMatrix:
     """A matrix [N, K]: floats, or codes (uint32 [N, K·bits/32]) with a scale and a bias for each group of a
     row.
     """
@@ -38,15 +38,15 @@ class Matrix:
     group_size: int = 0
 
     @staticmethod
-    def of(parts: Mapping[str, mx.array], k: int) -> Matrix:
+    def of(parts: Mapping[str, mx.array], k: int) -> MlxMatrix:
         """Make a matrix of `k` columns from its weight and, if it is quantized, its scales and biases.
 
         Bits and group size follow from the shapes.
         """
         weight = parts["weight"]
         if "scales" not in parts:
-            return Matrix(weight)
-        return Matrix(
+            return MlxMatrix(weight)
+        return MlxMatrix(
             weight, parts["scales"], parts["biases"], 32 * weight.shape[1] // k, k // parts["scales"].shape[1]
         )
 
@@ -86,16 +86,16 @@ class Matrix:
 class Joined:
     """Matrices with the same input: they give their products as separate arrays."""
 
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[MlxMatrix, ...]
 
     @property
     def k(self) -> int:
-        """See reading.Matrix."""
+        """See reading.MatrixWeights."""
         return self.matrices[0].k
 
     @property
     def widths(self) -> list[int]:
-        """See reading.Matrix."""
+        """See reading.MatrixWeights."""
         return [len(matrix.weight) for matrix in self.matrices]
 
     def __call__(self, x: mx.array) -> Arrays:
@@ -113,9 +113,9 @@ class Joined:
         return [array for matrix in self.matrices for array in matrix.arrays]
 
 
-def join(matrices: Sequence[Matrix]) -> Joined:
+def join(matrices: Sequence[MlxMatrix]) -> Joined:
     """Join matrices by rows: neighbours with the same quantization become one matrix, so one launch."""
-    runs: list[list[Matrix]] = []
+    runs: list[list[MlxMatrix]] = []
     for matrix in matrices:
         if runs and (runs[-1][0].bits, runs[-1][0].group_size) == (matrix.bits, matrix.group_size):
             runs[-1].append(matrix)
@@ -124,7 +124,7 @@ def join(matrices: Sequence[Matrix]) -> Joined:
     return Joined(tuple(_stacked(run) for run in runs))
 
 
-def _stacked(matrices: list[Matrix]) -> Matrix:
+def _stacked(matrices: list[MlxMatrix]) -> MlxMatrix:
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -132,7 +132,7 @@ def _stacked(matrices: list[Matrix]) -> Matrix:
         mx.concatenate(list(parts), axis=0) for parts in zip(*(m.arrays for m in matrices), strict=True)
     )
     scales, biases = affine or (None, None)
-    return Matrix(weight, scales, biases, first.bits, first.group_size)
+    return MlxMatrix(weight, scales, biases, first.bits, first.group_size)
 
 
 class LoadedWeights:
@@ -154,7 +154,7 @@ class LoadedWeights:
         for param in params:
             made = [self._load(param, piece) for piece in param.pieces]
             if param.is_matrix:
-                self._matrices[param.name] = joined = join([Matrix.of(parts, param.k) for parts in made])
+                self._matrices[param.name] = joined = join([MlxMatrix.of(parts, param.k) for parts in made])
                 mx.eval(
                     joined.arrays
                 )  # the matrices are joined one by one, so that at most one exists both joined and apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.devices import Device, Listed, Settings
+from nearfar.edge_runtime.devices import Device, ListedDevice, Settings
 from nearfar.edge_runtime.found import Found
 from nearfar.errors import DeviceError
 
@@ -40,7 +40,7 @@ def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     return OnnxExecutor(artifact, program, settings)
 
 
-def _list() -> Sequence[Listed]:
+def _list() -> Sequence[ListedDevice]:
     import platform
     from importlib.metadata import version
 
@@ -49,7 +49,7 @@ def _list() -> Sequence[Listed]:
     _probe()
     name = platform.processor() or platform.machine()
     memory = int(psutil.virtual_memory().total)
-    return [Listed("onnx", name, "cpu", f"ONNX Runtime {version('onnxruntime')}", (), memory, {})]
+    return [ListedDevice("onnx", name, "cpu", f"ONNX Runtime {version('onnxruntime')}", (), memory, {})]
 
 
 DEVICE = Device(_probe, _open, _preferred, _list, pipelined=False)

@@ -15,8 +15,8 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.onnx.past import LaidOut, PagedPast
 from nearfar.edge_runtime.executors.onnx.sampling import SamplerRow, greedy, logprobs, sample
-from nearfar.edge_runtime.executors.onnx.spans import Batch, batches
-from nearfar.edge_runtime.executors.planned import Layout, put
+from nearfar.edge_runtime.executors.onnx.spans import SpanBatch, batches
+from nearfar.edge_runtime.executors.planned import ProgramLayout, put
 from nearfar.errors import ArtifactError, DeviceError, OutOfMemory
 from nearfar.format.buffers import keys, page_table, values
 from nearfar.format.manifest import Program
@@ -43,7 +43,7 @@ class OnnxExecutor:
             raise ArtifactError(f"{artifact.path} lists no graph (function). Build the artifact again")
         self.precision, self.program_name = program.precision, program.name
         self._sizes = {name: {f.size for f in buckets} for name, buckets in program.functions.items()}
-        self._layout = Layout(artifact, program, settings)
+        self._layout = ProgramLayout(artifact, program, settings)
         self._caches, self._groups = manifest.caches, len(manifest.groups)
         self._weights = manifest.weights.bytes
         options = ort.SessionOptions()
@@ -135,7 +135,7 @@ class OnnxExecutor:
                 if row in place_of:
                     buffers["logits"][index] = place_of[row]
 
-    def _run(self, batch: Batch, laid_out: LaidOut) -> Array:
+    def _run(self, batch: SpanBatch, laid_out: LaidOut) -> Array:
         """Run a batch: returns logits float32 [B, keep, vocab], and appends keys and values to the laid-out
         sequences.
         """

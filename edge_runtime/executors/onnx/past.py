@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.onnx.spans import Batch
+from nearfar.edge_runtime.executors.onnx.spans import SpanBatch
 from nearfar.format.manifest import Cache, Group, KvCache
 from nearfar.format.sizes import pages_for
 
@@ -41,7 +41,7 @@ class LaidOut:
         """Positions that the arrays have room for."""
         return int(self.arrays[0][0].shape[2])
 
-    def continues(self, batch: Batch, tables: Sequence[Array], page_size: int) -> bool:
+    def continues(self, batch: SpanBatch, tables: Sequence[Array], page_size: int) -> bool:
         """Whether the batch continues these sequences, in the same pages."""
         if not np.array_equal(self.slots, batch.slots) or not np.array_equal(self.lengths, batch.starts):
             return False
@@ -76,7 +76,7 @@ class PagedPast:
         laid_out = (pair for each in self._laid_out.values() for pair in each.arrays)
         return sum(array.nbytes for pair in (*self.pages, *laid_out) for array in pair)
 
-    def lay_out(self, batch: Batch, tables: Sequence[Array]) -> LaidOut:
+    def lay_out(self, batch: SpanBatch, tables: Sequence[Array]) -> LaidOut:
         """Lay out the sequences of a batch, with room for its new positions. `tables`: the page table of each
         group.
         """
@@ -94,7 +94,7 @@ class PagedPast:
         self._laid_out[batch.single] = LaidOut(arrays, batch.slots, batch.starts, held)
         return self._laid_out[batch.single]
 
-    def store(self, batch: Batch, laid_out: LaidOut, tables: Sequence[Array]) -> None:
+    def store(self, batch: SpanBatch, laid_out: LaidOut, tables: Sequence[Array]) -> None:
         """Copy the positions that the graph has appended to their pages."""
         at = batch.starts[:, None] + np.arange(batch.count)  # [B, count]
         row = np.arange(len(at))[:, None]

@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Batch:
+class SpanBatch:
     """Sequences that are computed together, each with `count` new tokens.
 
     `rows` int [B, count]: the step's rows. `slots`, `starts` int [B]: the slot of each sequence, and its
@@ -41,7 +41,7 @@ class Batch:
         return self.count == 1
 
 
-def batches(positions: Array, slots: Array, wanted: Sequence[int]) -> list[Batch]:
+def batches(positions: Array, slots: Array, wanted: Sequence[int]) -> list[SpanBatch]:
     """Divide a step with `positions` and `slots` [M] (−1 marks padding) into batches; `wanted`: rows with
     logits.
 
@@ -62,5 +62,5 @@ def batches(positions: Array, slots: Array, wanted: Sequence[int]) -> list[Batch
     for rows in groups:
         first = next((i for i, row in enumerate(rows[0].tolist()) if row in asked), rows.shape[1] - 1)
         keep = 1 if rows.shape[1] == 1 else rows.shape[1] - first
-        made.append(Batch(rows, slots[rows[:, 0]], positions[rows[:, 0]].astype(np.int64), keep))
+        made.append(SpanBatch(rows, slots[rows[:, 0]], positions[rows[:, 0]].astype(np.int64), keep))
     return made

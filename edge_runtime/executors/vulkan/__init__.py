@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.devices import Device, Listed, Settings
+from nearfar.edge_runtime.devices import Device, ListedDevice, Settings
 from nearfar.edge_runtime.found import Found
 from nearfar.errors import DeviceError
 from nearfar.format.adapters import class_of
@@ -56,11 +56,11 @@ def _preferred() -> int:
         return -2
 
 
-def _list() -> Sequence[Listed]:
+def _list() -> Sequence[ListedDevice]:
     from nearfar.edge_runtime.executors.vulkan.device import gpus
 
     return [
-        Listed(
+        ListedDevice(
             f"vulkan:{gpu.index}", gpu.name, gpu.kind, f"{gpu.driver}, Vulkan {gpu.version}",
             tuple(sorted(gpu.features)), gpu.memory, gpu.limits, class_of(gpu.adapter),
         )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
-from nearfar.edge_runtime.executors.vulkan.device import Device, MemoryType
+from nearfar.edge_runtime.executors.vulkan.device import LogicalDevice, MemoryType
 from nearfar.errors import DeviceError
 
 Bytes = npt.NDArray[np.uint8]
@@ -102,7 +102,7 @@ def choose_kinds(types: Sequence[MemoryType], allowed: int, direct: bool = True)
 class Memory:
     """All memory of one executor, allocated in blocks and freed together."""
 
-    def __init__(self, device: Device, direct: bool = True) -> None:
+    def __init__(self, device: LogicalDevice, direct: bool = True) -> None:
         self._vk = require_vulkan()
         self._device = device
         self._blocks: list[_Block] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.edge_runtime.executors.vulkan.binding import TIMEOUT, check, guard, require_vulkan
-from nearfar.edge_runtime.executors.vulkan.device import Device
+from nearfar.edge_runtime.executors.vulkan.device import LogicalDevice
 
 BATCH = 32
 """The most command buffers in one submission; a step has three or four."""
@@ -63,7 +63,7 @@ class Queue:
     work.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: LogicalDevice) -> None:
         vk = require_vulkan()
         self._lib, self._ffi, self._vk = vk.lib, vk.ffi, vk
         self._device = device

@@ -19,13 +19,13 @@ from nearfar.edge_runtime.executors.vulkan.features import (
 )
 from nearfar.edge_runtime.executors.vulkan.instance import API, NO_DRIVER, instance
 from nearfar.errors import DeviceError, RequestError
-from nearfar.format.adapters import VENDORS, Adapter, Kind
+from nearfar.format.adapters import VENDORS, Adapter, AdapterKind
 from nearfar.format.manifest import Requires
 
 SUBSET = "VK_KHR_portability_subset"
 BUDGET = "VK_EXT_memory_budget"
 
-KINDS: dict[int, Kind] = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
+KINDS: dict[int, AdapterKind] = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
 """Kinds of GPUs by VkPhysicalDeviceType, in order of preference."""
 
 
@@ -54,7 +54,7 @@ class Gpu:
     handle: Any
     index: int
     name: str
-    kind: Kind
+    kind: AdapterKind
     driver: str
     version: str
     features: frozenset[str]
@@ -76,7 +76,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Device:
+class LogicalDevice:
     """A logical device with its one queue."""
 
     gpu: Gpu
@@ -140,7 +140,7 @@ def select(which: str | None, found: Sequence[Gpu]) -> Gpu:
     return fitting[0]
 
 
-def open_device(gpu: Gpu, requires: Requires) -> Device:
+def open_device(gpu: Gpu, requires: Requires) -> LogicalDevice:
     """Open a device with a program's features; DeviceError if it lacks features or limits."""
     vk = require_vulkan()
     missing = sorted(set(requires.features) - gpu.features)
@@ -166,7 +166,7 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
     )
     with guard(gpu.name, "being opened"):
         handle = vk.vkCreateDevice(gpu.handle, information, None)
-        return Device(gpu, handle, vk.vkGetDeviceQueue(handle, gpu.queue_family, 0))
+        return LogicalDevice(gpu, handle, vk.vkGetDeviceQueue(handle, gpu.queue_family, 0))
 
 
 def _unfit(handle: Any) -> str | None:

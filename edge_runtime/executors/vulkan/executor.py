@@ -21,10 +21,10 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.compiling import unfinished
-from nearfar.edge_runtime.executors.planned import Layout, Shape, as_bytes, pieces
+from nearfar.edge_runtime.executors.planned import BufferShape, ProgramLayout, as_bytes, pieces
 from nearfar.edge_runtime.executors.vulkan.blocks import Memory, Region, Ring
 from nearfar.edge_runtime.executors.vulkan.commands import Queue
-from nearfar.edge_runtime.executors.vulkan.device import Device, gpus, open_device, select
+from nearfar.edge_runtime.executors.vulkan.device import LogicalDevice, gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
 from nearfar.edge_runtime.executors.vulkan.timestamps import Timestamps
 from nearfar.errors import DeviceError, OutOfMemory
@@ -70,7 +70,7 @@ class VulkanExecutor:
         self.gpu = select(settings.which, gpus(settings.debug))
         self._artifact = artifact
         self._program = program
-        self._layout = Layout(artifact, program, settings)
+        self._layout = ProgramLayout(artifact, program, settings)
         self._plans: dict[tuple[str, int], Any] = {}
         self._regions: dict[str, Region] = {}
         self._landings: dict[tuple[str, int], list[_Landing]] = {}
@@ -82,7 +82,7 @@ class VulkanExecutor:
         self._touched: set[str] = set()
         self._parts: list[Any] = []  # objects to close, in the order in which they were made
         self._beside = beside
-        self._device: Device = beside._device if beside else open_device(self.gpu, program.requires)
+        self._device: LogicalDevice = beside._device if beside else open_device(self.gpu, program.requires)
         if beside is None:
             self._parts.append(self._device)
         try:
@@ -253,7 +253,7 @@ class VulkanExecutor:
         regions += self._memory.reserve(list(large.values()), kinds.large, kinds.large_mapped)
         self._regions.update(zip((*small, *large), regions, strict=True))
 
-    def _is_state(self, name: str, shape: Shape) -> bool:
+    def _is_state(self, name: str, shape: BufferShape) -> bool:
         return shape.nbytes <= SMALL_BYTES and not name.startswith("buffer:kv.")
 
     def _clear(self) -> None:

@@ -17,7 +17,7 @@ from nearfar.edge_runtime.executors.compiling import Compiler, content
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.edge_runtime.executors.vulkan.blocks import Region
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
-from nearfar.edge_runtime.executors.vulkan.device import Device
+from nearfar.edge_runtime.executors.vulkan.device import LogicalDevice
 from nearfar.errors import ArtifactError
 from nearfar.folders import cache_folder, read_cache, trim_cache, write_cache
 from nearfar.format.manifest import Kernel, Program
@@ -33,7 +33,7 @@ class Pipelines:
     """Makes the launches of plans ready to record; each pipeline and each descriptor set is made once."""
 
     def __init__(
-        self, device: Device, artifact: Artifact, program: Program, regions: Mapping[str, Region]
+        self, device: LogicalDevice, artifact: Artifact, program: Program, regions: Mapping[str, Region]
     ) -> None:
         self._vk = require_vulkan()
         self._device = device

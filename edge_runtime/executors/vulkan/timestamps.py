@@ -9,7 +9,7 @@ import numpy as np
 
 from nearfar.edge_runtime.executors.planned import Stamps, seconds
 from nearfar.edge_runtime.executors.vulkan.binding import check, guard, require_vulkan
-from nearfar.edge_runtime.executors.vulkan.device import Device
+from nearfar.edge_runtime.executors.vulkan.device import LogicalDevice
 from nearfar.errors import DeviceError
 
 BOTTOM = 0x2000  # VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT: the time when all earlier work has ended
@@ -23,7 +23,7 @@ class Timestamps:
     last one.
     """
 
-    def __init__(self, device: Device, count: int) -> None:
+    def __init__(self, device: LogicalDevice, count: int) -> None:
         """DeviceError if the device's queue has no clock."""
         vk = require_vulkan()
         self._vk, self._device, self._count = vk, device, count + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.devices import Device, Listed, Settings
+from nearfar.edge_runtime.devices import Device, ListedDevice, Settings
 from nearfar.edge_runtime.found import Found
 from nearfar.format.adapters import class_of
 
@@ -41,7 +41,7 @@ def _preferred() -> int:
     return 1 if device.is_hardware() else -1
 
 
-def _list() -> Sequence[Listed]:
+def _list() -> Sequence[ListedDevice]:
     from nearfar.edge_runtime.executors.webgpu import device
 
     info, found = device.information(), _probe()
@@ -51,7 +51,7 @@ def _list() -> Sequence[Listed]:
     )  # only the compute API is needed, not graphics
     kind = info.get("adapter_type", "").lower()
     own = class_of(device.described())
-    return [Listed("webgpu", info.get("device", ""), kind, driver, features, 0, found.limits, own)]
+    return [ListedDevice("webgpu", info.get("device", ""), kind, driver, features, 0, found.limits, own)]
 
 
 DEVICE = Device(_probe, _open, _preferred, _list, _beside)

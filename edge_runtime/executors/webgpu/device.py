@@ -9,14 +9,14 @@ from typing import Any
 
 from nearfar.edge_runtime.executors import drivers as mesa
 from nearfar.errors import DeviceError
-from nearfar.format.adapters import VENDORS, Adapter, Kind
+from nearfar.format.adapters import VENDORS, Adapter, AdapterKind
 from nearfar.format.manifest import Requires
 
 TIMESTAMPS = "timestamp-query"
 """The feature by which a pass records the times of its beginning and end."""
 LANGUAGE = frozenset({"packed_4x8_integer_dot_product"})
 """Language features of WGSL that wgpu-native's compiler has on every adapter; wgpu-py lists none."""
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, AdapterKind] = {
     "DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "VirtualGPU": "virtual", "CPU": "cpu"
 }  # fmt: skip
 """Kinds of GPUs by wgpu-native's names."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.compiling import Compiler, unfinished
-from nearfar.edge_runtime.executors.planned import Layout, Shape, pieces
+from nearfar.edge_runtime.executors.planned import BufferShape, ProgramLayout, pieces
 from nearfar.edge_runtime.executors.webgpu.device import is_hardware, open_device, require_wgpu, timed
 from nearfar.edge_runtime.executors.webgpu.timestamps import Timestamps
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory
@@ -70,7 +70,7 @@ class WebGpuExecutor:
         self._wgpu = require_wgpu()
         self.precision, self.program_name = program.precision, program.name
         self._artifact, self._program = artifact, program
-        self._layout = Layout(artifact, program, settings)
+        self._layout = ProgramLayout(artifact, program, settings)
         self._closed = False
         self._held = 0
         cache = f"a cache of {' + '.join(map(str, settings.pages))} pages"
@@ -273,7 +273,7 @@ class WebGpuExecutor:
         self._held -= buffer.size
         buffer.destroy()
 
-    def _read_cache(self, cache: Any, shape: Shape, pages: Sequence[int]) -> Array:
+    def _read_cache(self, cache: Any, shape: BufferShape, pages: Sequence[int]) -> Array:
         """Copies of pages of keys or values, [len(pages), kv_heads, page_size, head_dim or words]."""
         count = shape.row_bytes
         staging = self._create_staging(count * len(pages))

@@ -11,11 +11,11 @@ from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.chat import ChatCompletions
 from nearfar.edge_runtime.openai.parameters import ChatParams
 from nearfar.edge_runtime.openai.records import Record
-from nearfar.edge_runtime.openai.response import Response as Answering
+from nearfar.edge_runtime.openai.response import RunningResponse as Answering
 from nearfar.edge_runtime.openai.responses.asking import chat_of
 from nearfar.edge_runtime.openai.responses.checks import ResponseParams, checked
 from nearfar.edge_runtime.openai.responses.kept import KeptResponses
-from nearfar.edge_runtime.openai.responses.shape import Counts, ResponseRecords, new_id
+from nearfar.edge_runtime.openai.responses.shape import ResponseRecords, TokenCounts, new_id
 from nearfar.edge_runtime.openai.stream import AsyncStream
 
 KEPT, KEPT_BYTES = 64, 4 << 20
@@ -148,9 +148,9 @@ async def _events(answering: Answering, records: ResponseRecords) -> AsyncGenera
         yield ResponseEvent(event)
 
 
-def _counts(answering: Answering) -> Counts:
+def _counts(answering: Answering) -> TokenCounts:
     stats = answering.answers[0].stats
-    return Counts(stats.prompt_tokens, stats.completion_tokens, stats.cached_tokens)
+    return TokenCounts(stats.prompt_tokens, stats.completion_tokens, stats.cached_tokens)
 
 
 def _wrapped(value: Any) -> Any:

@@ -23,7 +23,7 @@ _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 """How the id of an item begins, by its type."""
 
 
-class Counts(NamedTuple):
+class TokenCounts(NamedTuple):
     """Tokens of a request so far; `cached` counts the prompt tokens found in the cache."""
 
     prompt: int
@@ -110,7 +110,7 @@ class ResponseRecords:
         for name, fields in self._taken(piece):
             yield self._event(name, **fields)
 
-    def end(self, usage: Counts) -> list[Record]:
+    def end(self, usage: TokenCounts) -> list[Record]:
         """Return the last events of the response."""
         events = [self._event(name, **fields) for name, fields in self._closed()]
         record = self._ended(usage)
@@ -124,7 +124,7 @@ class ResponseRecords:
         yield self._event("response.failed", response=record)
         yield self._event("error", **error, param=param)
 
-    def whole(self, pieces: Iterable[Piece], usage: Counts) -> Record:
+    def whole(self, pieces: Iterable[Piece], usage: TokenCounts) -> Record:
         """Return the response of a complete answer."""
         for piece in pieces:
             for _ in self._taken(piece):
@@ -133,7 +133,7 @@ class ResponseRecords:
             pass
         return self._ended(usage)
 
-    def _ended(self, usage: Counts) -> Record:
+    def _ended(self, usage: TokenCounts) -> Record:
         reason = _INCOMPLETE.get(self._finish or "stop")
         made = self._record("completed" if reason is None else "incomplete", usage)
         if reason is not None:
@@ -213,7 +213,7 @@ class ResponseRecords:
         status = "incomplete" if self._finish in _INCOMPLETE else "completed"
         yield "response.output_item.done", {"output_index": item.index, "item": item.record(status)}
 
-    def _record(self, status: str, usage: Counts | None) -> Record:
+    def _record(self, status: str, usage: TokenCounts | None) -> Record:
         ended = status in ("completed", "incomplete")
         return {
             "id": self.id,
@@ -229,7 +229,7 @@ class ResponseRecords:
             "usage": None if usage is None else self._usage(usage),
         }
 
-    def _usage(self, usage: Counts) -> Record:
+    def _usage(self, usage: TokenCounts) -> Record:
         return {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

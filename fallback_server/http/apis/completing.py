@@ -8,11 +8,11 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from nearfar.fallback_server.http import convert
-from nearfar.fallback_server.http.answering import Completion
+from nearfar.fallback_server.http.answering import CompletionResponse
 from nearfar.fallback_server.http.apis.asking import asked
-from nearfar.fallback_server.http.calls import Call, Service
+from nearfar.fallback_server.http.calls import Service, TrackedCall
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, ResponseHead
 
 
 async def complete(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> Response:
@@ -24,7 +24,7 @@ async def complete(service: Service, request: Request, body: ChatRequest | Compl
     options = body.stream_options
     continuous = bool(options and options.continuous_usage_stats)
     include_usage = continuous or bool(options and options.include_usage)
-    head = Head(wanted.id, wanted.model, include_usage, continuous)
+    head = ResponseHead(wanted.id, wanted.model, include_usage, continuous)
     kind = ChatShape if wanted.chat else CompletionShape
-    shape = Completion(kind(head, wanted.choices), head)
-    return await Call(service, request, wanted).respond(shape, bool(body.stream))
+    shape = CompletionResponse(kind(head, wanted.choices), head)
+    return await TrackedCall(service, request, wanted).respond(shape, bool(body.stream))

@@ -48,7 +48,7 @@ Instructions = Annotated[
 ]
 
 
-class Asked(Strict):
+class QuestionFields(Strict):
     """What all questions have."""
 
     place = "questions."
@@ -82,7 +82,7 @@ class Asked(Strict):
         return "\n".join([self.said, "", ONE_OF, *(_line(*each) for each in listed)])
 
 
-class Predicate(Asked):
+class Predicate(QuestionFields):
     """How likely it is that a statement about the input is true."""
 
     type: Literal["predicate"]
@@ -101,7 +101,7 @@ class ChoiceValue(Strict):
     description: str | None = None
 
 
-class Choice(Asked):
+class ChoiceQuestion(QuestionFields):
     """Which of the given values fits the input."""
 
     type: Literal["choice"]
@@ -133,7 +133,7 @@ class Level(Strict):
     description: str | None = None
 
 
-class Rating(Asked):
+class Rating(QuestionFields):
     """How the input rates on ordered levels."""
 
     type: Literal["score"]
@@ -155,7 +155,7 @@ def _kind(question: Any) -> str | None:
 
 AskedQuestion = Annotated[
     Annotated[Predicate, Tag("predicate")]
-    | Annotated[Choice, Tag("choice")]
+    | Annotated[ChoiceQuestion, Tag("choice")]
     | Annotated[Rating, Tag("score")],
     Discriminator(_kind),
 ]
@@ -232,9 +232,9 @@ def decision(body: DecisionRequest, model: str, scores: Scores) -> Record:
     return {"model": model, "answers": answers, "usage": usage}
 
 
-def _answer(asked: Asked, odds: Odds) -> Record:
+def _answer(asked: QuestionFields, odds: Odds) -> Record:
     shares = odds.probabilities
-    if isinstance(asked, Choice):
+    if isinstance(asked, ChoiceQuestion):
         values = [each.value for each in asked.choices]
         listed = [{"value": v, "probability": share} for v, share in zip(values, shares, strict=True)]
         chosen = {"choice": values[odds.choice], "confidence": odds.confidence, "probabilities": listed}

@@ -19,7 +19,7 @@ from nearfar.fallback_server.http.apis.decisions import (
     questions_of,
 )
 from nearfar.fallback_server.http.apis.score import ScoreBody
-from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 
 
 def add(api: APIRouter, service: Service) -> None:
@@ -32,14 +32,16 @@ def add(api: APIRouter, service: Service) -> None:
         chat = as_chat(service, request, body.model, fields)
         questions = questions_of(body, chat.messages)
         wanted = replace(chat, messages=(), questions=tuple(questions))
-        return await Call(service, request, wanted).score(lambda found: decision(body, wanted.model, found))
+        return await TrackedCall(service, request, wanted).score(
+            lambda found: decision(body, wanted.model, found)
+        )
 
     @api.post("/score", response_model=None)
     async def scores(body: ScoreBody, request: Request) -> Response:
         """Return the probabilities of labels after a query and each item."""
         wanted = asked(service, request, body.model, score.questions_of(body))
         wanted = replace(wanted, template=score.template_of(body) or wanted.template)
-        return await Call(service, request, wanted).score(
+        return await TrackedCall(service, request, wanted).score(
             lambda found: score.scored(body, wanted.model, found)
         )
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.apis.asking import asked_vectors
-from nearfar.fallback_server.http.calls import Call, Service
+from nearfar.fallback_server.http.calls import Service, TrackedCall
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.schemas import EmbeddingRequest
 
@@ -25,4 +25,4 @@ def add(api: APIRouter, service: Service) -> None:
             wanted = replace(wanted, body=convert.as_it_came(request.read, body))
         coded = body.encoding_format == "base64"
         shape = EmbeddingShape(wanted.model, coded, body.dimensions, normalize=not passed)
-        return await Call(service, request, wanted).embed(shape)
+        return await TrackedCall(service, request, wanted).embed(shape)

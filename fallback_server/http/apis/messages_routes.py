@@ -9,7 +9,7 @@ from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat
 from nearfar.fallback_server.http.apis.messages import CountRequest, MessageRequest, chat_of
 from nearfar.fallback_server.http.apis.messages_shape import MessageShape
-from nearfar.fallback_server.http.calls import Call, Service
+from nearfar.fallback_server.http.calls import Service, TrackedCall
 
 
 def add(api: APIRouter, service: Service) -> None:
@@ -19,7 +19,9 @@ def add(api: APIRouter, service: Service) -> None:
     async def create(body: MessageRequest, request: Request) -> Response:
         """Answer a conversation."""
         wanted = as_chat(service, request, body.model, chat_of(body))
-        return await Call(service, request, wanted).respond(MessageShape(wanted.model), bool(body.stream))
+        return await TrackedCall(service, request, wanted).respond(
+            MessageShape(wanted.model), bool(body.stream)
+        )
 
     @api.post("/messages/count_tokens", response_model=None)
     async def count(body: CountRequest, request: Request) -> Response:
@@ -29,4 +31,4 @@ def add(api: APIRouter, service: Service) -> None:
         async def told(prepared: Prepared) -> Record:
             return {"input_tokens": prepared.prompt_tokens}
 
-        return await Call(service, request, wanted).count(told)
+        return await TrackedCall(service, request, wanted).count(told)

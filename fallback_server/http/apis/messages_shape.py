@@ -36,26 +36,26 @@ class MessageShape:
         self._stopped: str | None = None
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         yield _event("message_start", message=self._message(usage, None))
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         for name, fields in self._taken(piece):
             yield _event(name, **fields)
 
     def end(self, usage: TokenUsage) -> Sequence[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         events = [_event(name, **fields) for name, fields in self._closed()]
         delta = {"stop_reason": self._reason, "stop_sequence": self._stopped}
         return [*events, _event("message_delta", delta=delta, usage=_usage(usage)), _event("message_stop")]
 
     def failed(self, problem: Problem) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         yield event(problem.told(MESSAGES), "error")
 
     def whole(self, pieces: Sequence[Piece], usage: TokenUsage) -> Record:
-        """See Shape."""
+        """See ResponseWriter."""
         for piece in pieces:
             for _ in self._taken(piece):
                 pass

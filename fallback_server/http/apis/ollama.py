@@ -99,7 +99,7 @@ class OllamaTool(Strict):
     function: OllamaFunction
 
 
-class Common(Strict):
+class OllamaFields(Strict):
     """The fields that /api/chat and /api/generate share."""
 
     model: ModelName = None
@@ -119,7 +119,7 @@ class Common(Strict):
         return {**(self.options or NOTHING).chat, "response_format": form, "think": self.think}
 
 
-class ChatBody(Common):
+class ChatBody(OllamaFields):
     """/api/chat."""
 
     messages: Annotated[list[OllamaMessage], many(MAX_MESSAGES), few(MAX_MESSAGES)] | None = None
@@ -133,7 +133,7 @@ class ChatBody(Common):
         return {**self.fields(), "messages": messages, "tools": tools or None}
 
 
-class GenerateBody(Common):
+class GenerateBody(OllamaFields):
     """/api/generate."""
 
     prompt: str | None = None

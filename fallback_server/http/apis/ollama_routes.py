@@ -19,7 +19,7 @@ from nearfar.fallback_server.http.apis.ollama import (
     NamedBody,
 )
 from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, now
-from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
 from nearfar.version import __version__
@@ -38,7 +38,7 @@ def add(api: APIRouter, service: Service) -> None:
             return _loaded(service, request, body.model)
         wanted = as_chat(service, request, _name(service, request, body.model), body.chat)
         shape = OllamaShape(wanted.model, chat=True)
-        return await Call(service, request, wanted).respond(shape, body.stream is not False)
+        return await TrackedCall(service, request, wanted).respond(shape, body.stream is not False)
 
     @api.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response:
@@ -55,7 +55,7 @@ def add(api: APIRouter, service: Service) -> None:
         else:
             wanted = as_chat(service, request, model, body.chat)
         shape = OllamaShape(wanted.model, chat=False)
-        return await Call(service, request, wanted).respond(shape, body.stream is not False)
+        return await TrackedCall(service, request, wanted).respond(shape, body.stream is not False)
 
     @api.post("/embed", response_model=None)
     async def embed(body: EmbedBody, request: Request) -> Response:
@@ -118,7 +118,7 @@ async def _vectors(
             "load_duration": 0, "prompt_eval_count": record["usage"]["prompt_tokens"],
         }  # fmt: skip
 
-    return await Call(service, request, wanted).embed(shape, told)
+    return await TrackedCall(service, request, wanted).embed(shape, told)
 
 
 def _name(service: Service, request: Request, given: str | None) -> str:

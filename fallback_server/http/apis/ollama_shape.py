@@ -35,27 +35,27 @@ class OllamaShape:
         self._finish: FinishReason = "stop"
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return ()
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         self._take(piece)
         if piece.text or piece.reasoning:
             yield self._line({**self._head(), **self._said(piece.text, piece.reasoning), "done": False})
 
     def end(self, usage: TokenUsage) -> Sequence[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         calls = [{**self._head(), **self._said("", "", self._whole_calls()), "done": False}]
         lines = [self._line(record) for record in (calls if self._calls else ())]
         return [*lines, self._line({**self._head(), **self._said("", ""), **self._figures(usage)})]
 
     def failed(self, problem: Problem) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         yield self._line(problem.told(OLLAMA))
 
     def whole(self, pieces: Sequence[Piece], usage: TokenUsage) -> Record:
-        """See Shape."""
+        """See ResponseWriter."""
         for piece in pieces:
             self._take(piece)
         text, thought = "".join(p.text for p in pieces), "".join(p.reasoning for p in pieces)

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from nearfar.fallback_server.http.apis.decisions_routes import asked
 from nearfar.fallback_server.http.apis.rerank import TEMPLATE, RerankRequest, question, ranked
-from nearfar.fallback_server.http.calls import Call, Service
+from nearfar.fallback_server.http.calls import Service, TrackedCall
 
 
 def add(api: APIRouter, service: Service) -> None:
@@ -20,4 +20,6 @@ def add(api: APIRouter, service: Service) -> None:
         """Order documents by how well they answer a query."""
         questions = [question(body.asked, text, body.instruction) for text in body.texts]
         wanted = replace(asked(service, request, body.model, questions), template=TEMPLATE)
-        return await Call(service, request, wanted).score(lambda found: ranked(body, wanted.model, found))
+        return await TrackedCall(service, request, wanted).score(
+            lambda found: ranked(body, wanted.model, found)
+        )

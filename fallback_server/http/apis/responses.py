@@ -150,7 +150,7 @@ class NamespaceTool(Strict):
 ToolItem = Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")]
 
 
-class NamedFunction(Strict):
+class ResponseToolName(Strict):
     """A function that must be, or may be, called."""
 
     place = "tool_choice."
@@ -165,7 +165,7 @@ class AllowedTools(Strict):
     place = "tool_choice."
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], many(MAX_TOOLS), few(MAX_TOOLS)]
+    tools: Annotated[list[ResponseToolName], many(MAX_TOOLS), few(MAX_TOOLS)]
 
 
 class TextFormat(Strict):
@@ -179,7 +179,7 @@ class TextFormat(Strict):
     strict: bool | None = None
 
 
-class TextOptions(Strict):
+class ResponseText(Strict):
     """The format and the verbosity of the answer's text."""
 
     place = "text."
@@ -196,7 +196,7 @@ class Reasoning(Strict):
     generate_summary: Annotated[str | None, SILENT] = None
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(Strict):
     """Options of a stream. The obfuscation that clients may turn off is never added here."""
 
     place = "stream_options."
@@ -212,11 +212,11 @@ class ResponseRequest(SamplingFields, SilentFields):
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     repetition_penalty: float | None = within("repetition_penalty")
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     tools: Annotated[list[ToolItem], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolName | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
+    text: ResponseText | None = None
     reasoning: Reasoning | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     include: Annotated[list[str], many(64), few(64)] | None = None

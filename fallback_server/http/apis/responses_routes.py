@@ -13,7 +13,7 @@ from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat
 from nearfar.fallback_server.http.apis.responses import ReferenceItem, ResponseRequest
 from nearfar.fallback_server.http.apis.responses_shape import ResponseShape
-from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.errors import ApiError
 
 
@@ -32,7 +32,7 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
                 kept.keep(tenant.name, record, given, before)
 
         records = ResponseRecords(new_id("resp"), wanted.model, given, stored, told)
-        return await Call(service, request, wanted).respond(ResponseShape(records), bool(body.stream))
+        return await TrackedCall(service, request, wanted).respond(ResponseShape(records), bool(body.stream))
 
     @api.post("/responses/input_tokens", response_model=None)
     async def count(body: ResponseRequest, request: Request) -> Response:
@@ -42,7 +42,7 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
         async def told(prepared: Prepared) -> Record:
             return {"object": "response.input_tokens", "input_tokens": prepared.prompt_tokens}
 
-        return await Call(service, request, wanted).count(told)
+        return await TrackedCall(service, request, wanted).count(told)
 
     @api.get("/responses/{name}", response_model=None)
     async def retrieve(name: str, request: Request) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nearfar.edge_runtime.openai.pieces import Piece
-from nearfar.edge_runtime.openai.responses.shape import Counts, ResponseRecords
+from nearfar.edge_runtime.openai.responses.shape import ResponseRecords, TokenCounts
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.shapes import Record
@@ -21,23 +21,23 @@ class ResponseShape:
         self._records = records
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return map(_event, self._records.begin())
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return map(_event, self._records.piece(piece))
 
     def end(self, usage: TokenUsage) -> Sequence[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return [*map(_event, self._records.end(_counts(usage)))]
 
     def failed(self, problem: Problem) -> Iterable[bytes]:
-        """See Shape."""
+        """See ResponseWriter."""
         return map(_event, self._records.failed(problem.code, problem.message, problem.param))
 
     def whole(self, pieces: Sequence[Piece], usage: TokenUsage) -> Record:
-        """See Shape."""
+        """See ResponseWriter."""
         return self._records.whole(pieces, _counts(usage))
 
 
@@ -45,5 +45,5 @@ def _event(record: Record) -> bytes:
     return event(record, record["type"])
 
 
-def _counts(usage: TokenUsage) -> Counts:
-    return Counts(usage.prompt, usage.completion, usage.cached)
+def _counts(usage: TokenUsage) -> TokenCounts:
+    return TokenCounts(usage.prompt, usage.completion, usage.cached)

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
-from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.fields import MAX_PROMPT_TOKENS, Only, Strict, TokenId, few, many
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
@@ -78,7 +78,7 @@ def add(api: APIRouter, service: Service) -> None:
                 "count": len(tokens), "max_model_len": length, "tokens": list(tokens), "token_strs": strings
             }  # fmt: skip
 
-        return await Call(service, request, wanted).count(told)
+        return await TrackedCall(service, request, wanted).count(told)
 
     @api.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Record:

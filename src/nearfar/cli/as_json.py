@@ -15,7 +15,7 @@ from nearfar.edge_runtime.openai.records import (
     Usage,
 )
 from nearfar.fallback_server.engines.base import TokenUsage
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, ResponseHead
 from nearfar.fallback_server.http.writing import SPACED, written
 
 Chunk = ChatCompletionChunk | Completion
@@ -53,7 +53,7 @@ class JsonAnswer:
         """Yield the content of the chunks, after None for the beginning."""
         for chunk in self._chunks:
             if self._shape is None:
-                head = Head(chunk.id, chunk.model, usage=True, created=chunk.created)
+                head = ResponseHead(chunk.id, chunk.model, usage=True, created=chunk.created)
                 self._shape = ChatShape(head) if self._chat else CompletionShape(head)
                 yield None
             yield from map(_piece, chunk.choices)

@@ -58,13 +58,13 @@ def kernels(
 ) -> None:
     """Time each kernel launch of a step on this machine: µs, bytes, GB/s and share; summed by kernel, too.
 
-    A matrix of decode should come near the memory's bandwidth (GB/s); where it does not, the launch itself is
-    what costs, or too few threads load at once. Bytes are the least that a launch must move: its weights, the
-    cache at this context, the activations. `whole step` is the same plan without stamps, in wall time with
-    the host's part; where launches sum up to much less, the host or the gaps between launches cost the rest.
+    In decode, the GB/s of a matrix should be near the memory's bandwidth. If they are much lower, the launch
+    itself takes the time, or too few threads load at once. Bytes are the least that a launch must move: its
+    weights, the cache at this context, the activations. `whole step` is the wall time of the same plan
+    without timestamps; if the launches sum to much less, the host or gaps between launches take the rest.
 
-    The device needs a clock that kernels can be stamped with: any CPU; a Vulkan queue with timestamps; WebGPU
-    with timestamp-query, where each launch is a pass of its own. MLX has no launches.
+    Needed: a CPU, a Vulkan queue with timestamps, or WebGPU with timestamp-query, where each launch becomes
+    a pass. MLX has no launches.
 
     `nearfar bench kernels out/sample --rows 256 --device vulkan --plot prefill.svg`
     """

@@ -13,7 +13,7 @@ from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.bench.bench import run
 from nearfar.fallback_server.bench.options import Api, BenchOptions, Mode, Slo, Workload
 from nearfar.fallback_server.bench.page import page
-from nearfar.fallback_server.bench.table import Bars, view
+from nearfar.fallback_server.bench.table import LevelBars, view
 
 DEFAULTS, WORK, SLO = BenchOptions(), Workload(), Slo()
 
@@ -139,7 +139,7 @@ def serve(
         if path is not None and not path.parent.is_dir():
             raise RequestError(f"{path.parent} is not a folder", "json")
     errors = Console(stderr=True)
-    bars = Bars(errors)
+    bars = LevelBars(errors)
     with bars.progress:
         report = run(url, options, bars)
     Console().print(view(report))

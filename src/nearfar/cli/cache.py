@@ -18,7 +18,7 @@ from nearfar.cli.options import (
     SAMPLED,
     OnDevice,
     Raw,
-    Sampled,
+    SamplingOptions,
     Trust,
     load_engine,
     load_snapshot,
@@ -42,7 +42,7 @@ cache = typer.Typer(
 )
 
 
-class Source(TypedDict):
+class SnapshotSource(TypedDict):
     """The arguments of Engine.save_cache that say what a snapshot is made from."""
 
     messages: NotRequired[Sequence[Mapping[str, Any]]]
@@ -84,7 +84,7 @@ def load(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt behind the snapshot's messages, or behind its text.")
     ] = None,
-    sampled: Sampled = SAMPLED,
+    sampled: SamplingOptions = SAMPLED,
     on_device: OnDevice = ON_DEVICE,
     trust: Trust = LOAD.trust,
 ) -> None:
@@ -105,7 +105,7 @@ def load(
 
 def _source(
     system: str | None, file: Path | None, messages: Path | None, prompt: str | None, raw: bool
-) -> Source:
+) -> SnapshotSource:
     given = [
         name
         for name, value in {
@@ -141,9 +141,7 @@ def _go_on(
         return answer(engine, [*snapshot.messages, {"role": "user", "content": prompt}], params)
     if snapshot.prompt is not None:
         return complete(engine, snapshot.prompt + prompt, params)
-    raise RequestError(
-        f"{snapshot.path} was saved from token ids, so it is not known how a text goes on from it", "prompt"
-    )
+    raise RequestError(f"{snapshot.path} was saved from token ids, so a text cannot continue it", "prompt")
 
 
 def _facts(snapshot: Snapshot) -> str:

@@ -15,9 +15,9 @@ from nearfar.cli.options import (
     LOADED,
     SAMPLED,
     Cache,
-    Loaded,
+    LoadingOptions,
     Policy,
-    Sampled,
+    SamplingOptions,
     Stats,
     System,
     TemplateVars,
@@ -27,7 +27,7 @@ from nearfar.cli.options import (
     template_variables,
 )
 from nearfar.cli.session import commands
-from nearfar.cli.session.input import Lines, Reader
+from nearfar.cli.session.input import Lines, QuestionReader
 from nearfar.cli.session.session import Session
 from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
 from nearfar.errors import RequestError
@@ -40,7 +40,7 @@ HISTORY = "chat-history"
 @with_groups
 def chat(
     model: Model,
-    sampled: Sampled = SAMPLED,
+    sampled: SamplingOptions = SAMPLED,
     system: System = None,
     template_var: TemplateVars = None,
     context_policy: Policy = "error",
@@ -53,10 +53,10 @@ def chat(
         bool, typer.Option(help="Keep what is typed for the next sessions, in a file of this user's data.")
     ] = True,
     adapter: Adapter = None,
-    loaded: Loaded = LOADED,
+    loaded: LoadingOptions = LOADED,
 ) -> None:
     """Chat in the terminal; /help there lists the commands. In a pipe, each line of stdin is a question or a
-    command, and the exit code is 1 where one could not be done.
+    command, and the exit code is 1 if one of them failed.
     """
     params = {
         **sampled.params(),
@@ -97,7 +97,7 @@ def person() -> bool:
     return sys.stdin.isatty() and is_terminal()
 
 
-def reader(history: bool) -> Reader:
+def reader(history: bool) -> QuestionReader:
     """The reader of questions: the line editor on a terminal, else lines of stdin."""
     if not person():
         return Lines()
@@ -106,7 +106,7 @@ def reader(history: bool) -> Reader:
     return Editor(data_folder() / HISTORY if history else None)
 
 
-def converse(session: Session, questions: Reader) -> None:
+def converse(session: Session, questions: QuestionReader) -> None:
     """Read and answer questions until the end of the input."""
     if session.stoppable:
         engine, executor = session.engine, session.engine.asynchronous.core.executor

@@ -30,7 +30,7 @@ def completion(
         _, path = install_script(shell, PROGRAM, VARIABLE)
         if shell == "bash":
             path.write_text(script(shell))
-        print(f"wrote {path}; it holds from the next {shell} on")
+        print(f"wrote {path}; the next {shell} that you start reads it")
         return
     print(script(shell), end="")
 

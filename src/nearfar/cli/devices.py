@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nearfar.edge_runtime.artifact.budget import show_size
-from nearfar.edge_runtime.devices import Listed, device, device_names
+from nearfar.edge_runtime.devices import ListedDevice, device, device_names
 from nearfar.errors import DeviceError
 
 AsJson = Annotated[
@@ -39,7 +39,7 @@ def devices(as_json: AsJson = False, limits: Limits = False) -> None:
                 print(f"    {line}")
 
 
-def _list(target: str) -> Sequence[Listed] | str:
+def _list(target: str) -> Sequence[ListedDevice] | str:
     """The devices of a target, or why there is none."""
     try:
         return device(target).list()
@@ -47,13 +47,13 @@ def _list(target: str) -> Sequence[Listed] | str:
         return str(error)
 
 
-def _record(entry: Sequence[Listed] | str) -> dict[str, Any]:
+def _record(entry: Sequence[ListedDevice] | str) -> dict[str, Any]:
     if isinstance(entry, str):
         return {"devices": [], "reason": entry}
     return {"devices": [dataclasses.asdict(listed) for listed in entry]}
 
 
-def _describe(listed: Listed, limits: bool) -> list[str]:
+def _describe(listed: ListedDevice, limits: bool) -> list[str]:
     memory = f", {show_size(listed.memory)}" if listed.memory else ""
     lines = [f"{listed.name} ({listed.kind}{memory})", f"driver: {listed.driver}"]
     if listed.device_class:

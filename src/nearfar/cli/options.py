@@ -161,7 +161,7 @@ Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and spe
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SamplingOptions:
     """Options for sampling the tokens of an answer, and for its end; None: the model's default."""
 
     max_tokens: MaxTokens = DEFAULTS.max_tokens
@@ -195,7 +195,7 @@ class OnDevice:
 
 
 @dataclass(frozen=True)
-class Loaded(OnDevice):
+class LoadingOptions(OnDevice):
     """All options for loading a model to answer."""
 
     precision: Precision = LOAD.precision
@@ -204,7 +204,7 @@ class Loaded(OnDevice):
     trust: Trust = LOAD.trust
 
 
-SAMPLED, ON_DEVICE, LOADED = Sampled(), OnDevice(), Loaded()
+SAMPLED, ON_DEVICE, LOADED = SamplingOptions(), OnDevice(), LoadingOptions()
 
 
 def check_asked(params: CommonParams, raw: bool, load: LoadKeywords) -> None:

@@ -15,7 +15,7 @@ from nearfar.edge_runtime.devices import AUTO
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
 from nearfar.store.making import elsewhere, for_device, made
-from nearfar.store.naming import Asked, wanted_of
+from nearfar.store.naming import GivenOptions, wanted_of
 
 
 def pull(
@@ -31,7 +31,7 @@ def pull(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Quantization of the weights: q2 to q8 or none. Default: as of nearfar build, or of the "
+            help="Quantization of the weights: q2 to q8 or none. Default: that of nearfar build, or of the "
             "short name."
         ),
     ] = None,
@@ -46,7 +46,7 @@ def pull(
         Quality | None,
         typer.Option(
             help="How long to look for good codes: good and best take minutes, and answer better at the same "
-            "size (docs/quality.md). Default: fast, or what is there.",
+            "size (docs/quality.md). Default: that of the stored artifact, else fast.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def pull(
     console, store = Console(stderr=True), Store()
     named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]
     runners = [elsewhere(name) for name in dict.fromkeys(named)]
-    wanted = wanted_of(model, store, Asked(quant, quality, requantize, adapter))
+    wanted = wanted_of(model, store, GivenOptions(quant, quality, requantize, adapter))
     for runner in runners or [for_device(AUTO)]:
         entry = made(store, wanted, runner, building(console), telling(console), bytes_bar)
     there = ", ".join(entry.targets)

@@ -18,7 +18,7 @@ from nearfar.errors import RequestError
 
 
 @dataclass
-class Summary:
+class RouteSummary:
     """Counts of requests by the place where their answer ended; costs in the policy's unit; times in seconds.
 
     `private_by_earlier_text` and `private_by_quotation` count requests that became private because they
@@ -65,9 +65,9 @@ def log(
     Console(highlight=False).print(table)
 
 
-def summarize(records: Iterator[dict[str, Any]]) -> Summary:
+def summarize(records: Iterator[dict[str, Any]]) -> RouteSummary:
     """Count records."""
-    made, reasons = Summary(), Counter[str]()
+    made, reasons = RouteSummary(), Counter[str]()
     first: dict[str, list[float]] = {"device": [], "cloud": []}
     for record in records:
         outcome = record["outcome"]

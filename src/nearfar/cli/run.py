@@ -18,9 +18,9 @@ from nearfar.cli.options import (
     SAMPLED,
     Cache,
     JsonObject,
-    Loaded,
+    LoadingOptions,
     Raw,
-    Sampled,
+    SamplingOptions,
     SchemaFile,
     Stats,
     System,
@@ -48,7 +48,7 @@ Prompt = Annotated[
 def run(
     model: Model,
     prompt: Prompt = None,
-    sampled: Sampled = SAMPLED,
+    sampled: SamplingOptions = SAMPLED,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print OpenAI's response object instead of the text, usage included."),
@@ -67,7 +67,7 @@ def run(
         bool, typer.Option("--markdown", help="Render the answer's markdown in a terminal.")
     ] = False,
     adapter: Adapter = None,
-    loaded: Loaded = LOADED,
+    loaded: LoadingOptions = LOADED,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece: into a pipe exactly its text, on a
     terminal with a line break at its end.

@@ -243,7 +243,7 @@ def serve(
         _option(
             "Limits",
             "--limits-store",
-            "redis://HOST:PORT/0: a store in which these servers count the limits a minute together.",
+            "redis://HOST:PORT/0: a store in which these servers together count the use of a key.",
             "NEARFAR_LIMITS_STORE",
         ),
     ] = DEFAULTS.limits_store,

@@ -14,11 +14,11 @@ from nearfar.cli.progress import bytes_bar
 
 def synth(
     shape: Annotated[
-        str | None, typer.Argument(help="name of a published shape, as `--list` shows them")
+        str | None, typer.Argument(help="The name of a published shape; `--list` shows all names.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="directory to write")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="one seed gives one checkpoint")] = 0,
-    show: Annotated[bool, typer.Option("--list", help="show the shapes, and write nothing")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The directory to write.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same checkpoint.")] = 0,
+    show: Annotated[bool, typer.Option("--list", help="Show the shapes, and write nothing.")] = False,
 ) -> None:
     """Write a checkpoint of a published shape with random weights, to measure speed without a download."""
     from nearfar.build.synth import synth_checkpoint

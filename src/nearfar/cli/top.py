@@ -23,7 +23,7 @@ Values = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricsSample:
     """The metrics at one moment: values by name and by the one label in addition to the model (`le`, outcome,
     …).
     """
@@ -72,7 +72,7 @@ def _ending(table: Table) -> Table:
     return table
 
 
-def look(client: httpx.Client) -> Sample:
+def look(client: httpx.Client) -> MetricsSample:
     """Read the metrics now."""
     try:
         response = client.get("/metrics")
@@ -83,7 +83,7 @@ def look(client: httpx.Client) -> Sample:
         ) from error
     except httpx.HTTPError as error:
         raise NearfarError(unreachable(str(client.base_url), error)) from error
-    return Sample(time.monotonic(), parse(response.text))
+    return MetricsSample(time.monotonic(), parse(response.text))
 
 
 def parse(text: str) -> Values:
@@ -96,7 +96,7 @@ def parse(text: str) -> Values:
     return values
 
 
-def view(url: str, before: Sample, now: Sample) -> Table:
+def view(url: str, before: MetricsSample, now: MetricsSample) -> Table:
     """The figures as a table."""
     seconds = max(now.at - before.at, 1e-9)
 
@@ -132,7 +132,7 @@ def view(url: str, before: Sample, now: Sample) -> Table:
     return table
 
 
-def _quantile(sample: Sample, name: str, part: float) -> str:
+def _quantile(sample: MetricsSample, name: str, part: float) -> str:
     """A quantile of a histogram since the server's start: the upper bound of its bucket."""
     buckets = sorted(
         (float(label), value)

@@ -39,7 +39,7 @@ existed stay valid.
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedEntry:
     """The inputs of an entry. `source`: a hub id, or the path of a checkpoint; `quant`: None for a build's
     default; `requantize`: the scheme that a quantized checkpoint gets, None to keep its codes; `adapter`: the
     hub id or the path of a LoRA adapter that is merged into it.
@@ -70,7 +70,7 @@ class Entry:
     """
 
     folder: Path
-    wanted: Wanted
+    wanted: WantedEntry
     mark: str | None = None
     finished: bool = True
 
@@ -140,7 +140,7 @@ class Store:
         folders = [path for path in self.root.glob("[!.]*") if path.is_dir() and not (path / ENTRY).exists()]
         named = [(path, self._read(path / BEGUN)) for path in sorted(folders)]
         return [
-            Entry(path, read.wanted if read else Wanted(path.name, ""), finished=False)
+            Entry(path, read.wanted if read else WantedEntry(path.name, ""), finished=False)
             for path, read in named
         ]
 
@@ -184,11 +184,11 @@ class Store:
             )
         return found
 
-    def of(self, wanted: Wanted) -> Entry | None:
+    def of(self, wanted: WantedEntry) -> Entry | None:
         """The entry that was made of `wanted`; None where there is none."""
         return self._read(self.root / wanted.folder / ENTRY)
 
-    def keep(self, wanted: Wanted, mark: str | None) -> Entry:
+    def keep(self, wanted: WantedEntry, mark: str | None) -> Entry:
         """Write the entry of a finished build into its folder."""
         folder = self.root / wanted.folder
         aside = folder / f".{ENTRY}-{os.getpid()}"
@@ -210,7 +210,7 @@ class Store:
         return size
 
     @contextmanager
-    def begun(self, wanted: Wanted) -> Iterator[Path]:
+    def begun(self, wanted: WantedEntry) -> Iterator[Path]:
         """Give the folder for a new entry. A failure leaves its files there under the entry's name; an empty
         folder is removed.
         """
@@ -250,7 +250,7 @@ class Store:
             self._unlock(lock)
 
     @contextmanager
-    def locked(self, wanted: Wanted, tell: Callable[[str], None]) -> Iterator[None]:
+    def locked(self, wanted: WantedEntry, tell: Callable[[str], None]) -> Iterator[None]:
         """Lock `wanted` against other processes. `tell` gets a line before a wait for another process.
 
         What was read of the entry before the lock is out of date: another process may have made the entry.
@@ -284,7 +284,7 @@ class Store:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
             # newer fields, which older records lack
             later = record.get("quality", FIRST), record.get("requantize"), record.get("adapter")
-            wanted = Wanted(record["name"], record["source"], record["quant"], *later)
+            wanted = WantedEntry(record["name"], record["source"], record["quant"], *later)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):
             return None

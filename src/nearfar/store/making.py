@@ -16,9 +16,9 @@ from nearfar.edge_runtime.artifact.finder import find_artifacts, holds_artifacts
 from nearfar.edge_runtime.devices import AUTO, device, device_names, parse_device
 from nearfar.errors import DeviceError, NearfarError, StoreError
 from nearfar.format.adapters import DEVICE_CLASSES, class_of, suited
-from nearfar.store.entries import Entry, Store, Wanted
+from nearfar.store.entries import Entry, Store, WantedEntry
 from nearfar.store.fetching import Told, fetch, is_url
-from nearfar.store.naming import Asked, holds_checkpoint, mark_of, wanted_of
+from nearfar.store.naming import GivenOptions, holds_checkpoint, mark_of, wanted_of
 
 Build = Callable[[BuildOptions], object]
 """Function that builds and shows progress."""
@@ -28,7 +28,7 @@ Bar = Callable[[str], AbstractContextManager[Told]]
 
 
 @dataclass(frozen=True)
-class Best:
+class TargetChoice:
     """The target to build for, and the GPU classes whose programs the machine may use. A first build for all
     four classes takes four times as long (measured for vulkan: 50.5 CPU seconds instead of 12.9).
     """
@@ -46,7 +46,7 @@ class Runner:
     """
 
     targets: Sequence[str]
-    best: Callable[[], Best]
+    best: Callable[[], TargetChoice]
     every: bool = False
     chats: bool = False
 
@@ -78,15 +78,15 @@ def for_device(wanted: str) -> Runner:
 
 def elsewhere(*targets: str) -> Runner:
     """A runner for unknown machines: all of these targets, for all classes of GPUs."""
-    return Runner(targets, lambda: Best(targets[0]), every=True)
+    return Runner(targets, lambda: TargetChoice(targets[0]), every=True)
 
 
-def _of_machine(kind: str, which: str | None) -> Best:
+def _of_machine(kind: str, which: str | None) -> TargetChoice:
     """The target of a device of this machine, for programs of its class and of the neighbouring one."""
     with suppress(DeviceError, ModuleNotFoundError):  # a failure is reported when the device is opened
         if (adapter := device(kind).probe(which).adapter) is not None:
-            return Best(kind, suited(class_of(adapter)))
-    return Best(kind)
+            return TargetChoice(kind, suited(class_of(adapter)))
+    return TargetChoice(kind)
 
 
 def artifacts_at(
@@ -113,14 +113,16 @@ def artifacts_at(
         find_artifacts(path)  # find_artifacts reports what is missing
         return path
     store = Store()
-    entry = made(store, wanted_of(given, store, Asked(adapter=adapter)), runner, build, tell, bar, looked)
+    entry = made(
+        store, wanted_of(given, store, GivenOptions(adapter=adapter)), runner, build, tell, bar, looked
+    )
     entry.touch()
     return entry.folder
 
 
 def made(
     store: Store,
-    wanted: Wanted,
+    wanted: WantedEntry,
     runner: Runner,
     build: Build,
     tell: Tell,
@@ -163,7 +165,7 @@ def made(
 
 
 def _build(
-    build: Build, wanted: Wanted, place: Path, targets: tuple[str, ...], classes: tuple[str, ...]
+    build: Build, wanted: WantedEntry, place: Path, targets: tuple[str, ...], classes: tuple[str, ...]
 ) -> None:
     try:
         build(_options(wanted, place, targets, classes))
@@ -180,13 +182,15 @@ def _best_first(runner: Runner) -> Sequence[str]:
     return tuple(dict.fromkeys((runner.best().target, *runner.targets)))
 
 
-def _fresh(store: Store, wanted: Wanted) -> Entry | None:
+def _fresh(store: Store, wanted: WantedEntry) -> Entry | None:
     """The entry of `wanted`; None where its checkpoint has changed since."""
     found = store.of(wanted)
     return found if found is not None and found.mark == mark_of(wanted.source, wanted.adapter) else None
 
 
-def _options(wanted: Wanted, out: Path, targets: tuple[str, ...], classes: tuple[str, ...]) -> BuildOptions:
+def _options(
+    wanted: WantedEntry, out: Path, targets: tuple[str, ...], classes: tuple[str, ...]
+) -> BuildOptions:
     """The options of a build for this machine's processor alone, and for these classes of GPUs."""
     native = ("native",) if "cpu" in targets else ()
     return BuildOptions(

@@ -14,7 +14,7 @@ from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID, no_path
 from nearfar.paths import close_path
-from nearfar.store.entries import FIRST, Store, Wanted
+from nearfar.store.entries import FIRST, Store, WantedEntry
 from nearfar.store.fetching import address_of, is_url, name_of
 from nearfar.store.known import KNOWN
 from nearfar.suggestions import suggested
@@ -28,7 +28,7 @@ PART = re.compile(r"(.*)-\d{5}-of-(\d{5}(?:\.[^.]*)?)")
 
 
 @dataclass(frozen=True)
-class Asked:
+class GivenOptions:
     """The build options that a user gave; None for an option means that any existing model will do."""
 
     quant: str | None = None
@@ -41,7 +41,7 @@ class Asked:
         """The schemes of new codes: for matrices of floats, and for matrices that have codes."""
         return self.quant, self.requantize
 
-    def suits(self, there: Wanted, given: str) -> bool:
+    def suits(self, there: WantedEntry, given: str) -> bool:
         """Whether an existing entry, found by the name `given`, was built with these options. An entry with
         an adapter is meant only by its own name, or with that adapter.
         """
@@ -55,11 +55,11 @@ class Asked:
         name = f"{name}+{short_name(self.adapter)}" if self.adapter else name
         return f"{name}{gap}{'-'.join(said)}" if said else name
 
-    def of(self, name: str, source: str) -> Wanted:
+    def of(self, name: str, source: str) -> WantedEntry:
         """The entry to build from a source with these options."""
         adapter = self.adapter and str(Path(self.adapter).expanduser().resolve())
         there = adapter is not None and Path(adapter).exists()
-        return Wanted(
+        return WantedEntry(
             name,
             source,
             self.quant,
@@ -69,7 +69,7 @@ class Asked:
         )
 
 
-def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
+def wanted_of(given: str, store: Store, asked: GivenOptions = GivenOptions()) -> WantedEntry:
     """Resolve a name in this order: local path, stored model, short name, hub id. A URL is the address of an
     artifact. Raises StoreError otherwise.
     """
@@ -115,11 +115,11 @@ def _meant(given: str, store: Store) -> str:
     return f" such as HuggingFaceTB/SmolLM2-135M-Instruct; short names are {', '.join(KNOWN)}"
 
 
-def _at(address: str, asked: Asked) -> Wanted:
+def _at(address: str, asked: GivenOptions) -> WantedEntry:
     for option, value in vars(asked).items():
         if value is not None:
             raise StoreError(f"{address} is an artifact, quantized when it was built: leave --{option} out")
-    return Wanted(name_of(address, device_names()), address)
+    return WantedEntry(name_of(address, device_names()), address)
 
 
 def holds_checkpoint(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from nearfar.kernels.jobs import Attend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softcap
 from nearfar.targets.cpu.kernels.half import load
-from nearfar.targets.cpu.kernels.quantized_kv import Layout, key_vectors, value_vector
+from nearfar.targets.cpu.kernels.quantized_kv import PageLayout, key_vectors, value_vector
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -243,7 +243,7 @@ def _scores(
                 v.prefetch(values, [page, queries.kv_head, *value_at])
                 v.prefetch(keys, [later, queries.kv_head, *key_at])
 
-    if layout := Layout.of(job, queries.unit):
+    if layout := PageLayout.of(job, queries.unit):
         at = [(page, queries.kv_head, i * v.LANES) for page in pages for i in range(each)]
         (values, _), (keys, _) = buf["values"], buf["keys"]
         key_vectors(layout, buf["keys"], at, lambda byte: fetch(values, keys, [byte], [byte]), add)
@@ -298,7 +298,7 @@ def _values(
     pieces: list[tuple[Expr, int]], keep: Keep,
 ) -> None:  # fmt: skip
     """Σ weight·value over a block, for some components of a tile's queries."""
-    size, tile, layout = job.page_size, queries.tile, Layout.of(job, queries.unit)
+    size, tile, layout = job.page_size, queries.tile, PageLayout.of(job, queries.unit)
     sums = [[v.registers(1, f"float32x{n}") for _ in range(tile)] for _, n in pieces]
     for own, (_, n) in zip(sums, pieces, strict=True):
         for register in own:

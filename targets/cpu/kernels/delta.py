@@ -19,14 +19,23 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softplus
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.pages import launch
-from nearfar.targets.cpu.kernels.recurrence import CHUNK, FEWEST, Chunk, Head, Shape, blocks, products, rows
+from nearfar.targets.cpu.kernels.recurrence import (
+    CHUNK,
+    FEWEST,
+    ChunkRows,
+    RecurrenceShape,
+    StateHead,
+    blocks,
+    products,
+    rows,
+)
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
 
 
 @dataclass(frozen=True)
-class _Head(Head):
+class _Head(StateHead):
     """A head of values, with the first columns of its q, k and v in x."""
 
     job: Delta
@@ -77,8 +86,8 @@ class _Head(Head):
 
         blocks(self, columns)
 
-    def load(self, chunk: Chunk) -> Expr:
-        """See Head: keys and queries of length 1. The result: the rates, and e^(G_r − G_i) · k_r·k_i."""
+    def load(self, chunk: ChunkRows) -> Expr:
+        """See StateHead: keys and queries of length 1. The result: the rates, and e^(G_r − G_i) · k_r·k_i."""
         job, x, gates = self.job, self.buf["x"], self.buf["gates"]
         m, scale, grown = chunk.m, v.f32(job.key_dim**-0.5), chunk.grown
         rate = v.local((CHUNK,), "float32")
@@ -98,8 +107,8 @@ class _Head(Head):
         chunk.sum_up()
         return rate, products(chunk, chunk.keys)
 
-    def change(self, chunk: Chunk, loaded: Expr, j: Expr, n: int, found: Expr, added: Expr) -> None:
-        """See Head: what is missing from the value, row by row."""
+    def change(self, chunk: ChunkRows, loaded: Expr, j: Expr, n: int, found: Expr, added: Expr) -> None:
+        """See StateHead: what is missing from the value, row by row."""
         rate, by_key = loaded
         with T.serial(0, CHUNK) as r, T.If(r < chunk.count), T.Then():
             sum_ = v.registers(1)
@@ -120,7 +129,7 @@ class _Head(Head):
 def delta(job: Delta, unit: Unit) -> Staged:
     """The launch of a Delta job. Programs of few rows have no chunks."""
     chunked, job = job.m >= FEWEST, opened(job)
-    shape = Shape(job.m, job.heads, job.key_dim, job.value_dim, job.stride)
+    shape = RecurrenceShape(job.m, job.heads, job.key_dim, job.value_dim, job.stride)
     known = {
         "x": (job.m, job.x_width), "gates": (job.m, 2 * job.heads), "a_log": (job.heads,),
         "dt_bias": (job.heads,), "state": (tirx.Var("pages", "int32"), job.heads, job.key_dim, job.value_dim),

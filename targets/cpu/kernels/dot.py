@@ -38,7 +38,7 @@ def turn(matrix: Matrix) -> int:
     return min(matrix.group, packing.QUAD * quads)
 
 
-def lines(layout: packing.Layout, cell: Expr, inside: int, c: Expr) -> list[tuple[Expr, int]]:
+def lines(layout: packing.BlockLayout, cell: Expr, inside: int, c: Expr) -> list[tuple[Expr, int]]:
     """The lines of a span that hold turn c of group `inside` of a cell: the first, and their number, of each
     plane.
     """
@@ -69,7 +69,7 @@ def tile(unit: Unit, m: int, sums: int, widths: tuple[int, ...] = (16, 8)) -> tu
     return max(fitting, key=lambda each: (each[0] * each[1], each[0]))
 
 
-class Products:
+class DotSums:
     """The sums for some rows and columns, in registers.
 
     `scaled`: the second quad of a word of 4-bit codes is not shifted down, so its codes are 16 times too
@@ -111,7 +111,7 @@ class Products:
 
     def codes(self, words: Words, first: int = 0) -> list[Any]:
         """The codes of each quad of a turn, unpacked from registers of words; `first`: the quad of its cell
-        (packing.Layout) with which the turn's group begins.
+        (packing.BlockLayout) with which the turn's group begins.
         """
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class Products:
             v.put1(sums, [i], self._splat(0))
         return sums
 
-    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: Reader) -> None:
+    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: InputReader) -> None:
         """Add the products of a turn: codes[piece][quad] with the inputs of the same quads."""
         for quad in range(len(codes[0])):
             for which in range(2):
@@ -173,20 +173,20 @@ class Products:
         return found
 
 
-class Bytes(Products):
+class Bytes(DotSums):
     """Products by vpdpbusd or sdot, with separate sums for high bytes and low bytes."""
 
     ORDER: tuple[int, ...] = (0, 4, 1, 5, 2, 6, 3, 7)  # the high and the low word of each quad
 
     def inputs(self, values: Expr) -> Expr:
-        """The high and low words of 16 inputs; see Products.inputs."""
+        """The high and low words of 16 inputs; see DotSums.inputs."""
         high = T.Bind((values + v.isplat(128)) >> v.isplat(8))
         low = T.Bind(values - (high << v.isplat(8)))
         both = [T.Bind(v.bits(v.cast(half, "int8x16"), "int32x4")) for half in (high, low)]
         return T.Bind(tirx.Shuffle(both, self.ORDER))
 
     def codes(self, words: Words, first: int = 0) -> list[Any]:
-        """One word of codes for each quad; see Products.codes."""
+        """One word of codes for each quad; see DotSums.codes."""
         found = [self._word(words, quad, first) for quad in self._quads()]
         return [T.Bind(code ^ self._splat(0x80808080)) for code in found] if self.offset else found
 
@@ -219,11 +219,11 @@ class Squares(Bytes):
     ORDER = (0, 1, 4, 5, 2, 3, 6, 7)
 
     def place(self, i: int, row: Expr) -> Expr:
-        """The index of word i: the four words of eight inputs are neighbours; see Products.place."""
+        """The index of word i: the four words of eight inputs are neighbours; see DotSums.place."""
         return (i // 4 * self.rows + row) * 4 + i % 4
 
-    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: Reader) -> None:
-        """Add the products of a turn; see Products.add."""
+    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: InputReader) -> None:
+        """Add the products of a turn; see DotSums.add."""
         for quad in range(0, len(codes[0]), 2):
             for row in range(self.rows):
                 x = inputs.vector(self.place(quad * 2, row))
@@ -244,18 +244,18 @@ class Squares(Bytes):
         return T.Bind((high << self._splat(8)) + low)
 
 
-class Pairs(Products):
+class PairProducts(DotSums):
     """Products of pairs of int16 by pmaddwd, dot_i16x8 or smlal; smlal leaves the two products of a pair
     separate.
     """
 
     def inputs(self, values: Expr) -> Expr:
-        """The words (0, 2) and (1, 3) of each quad; see Products.inputs."""
+        """The words (0, 2) and (1, 3) of each quad; see DotSums.inputs."""
         order = [quad + i for quad in range(0, 16, 4) for i in (0, 2, 1, 3)]
         return T.Bind(v.bits(tirx.Shuffle([T.Bind(v.cast(values, "int16x16"))], order), "int32x8"))
 
     def codes(self, words: Words, first: int = 0) -> list[Any]:
-        """Two words of codes for each quad; see Products.codes."""
+        """Two words of codes for each quad; see DotSums.codes."""
         return [
             [self._bits(words, quad, first, 0x00010001, down) for down in (0, 8)] for quad in self._quads()
         ]
@@ -278,13 +278,13 @@ class Pairs(Products):
         return T.Bind(even + odd)
 
 
-def products(unit: Unit, matrix: Matrix, rows: int, columns: int) -> Products:
+def products(unit: Unit, matrix: Matrix, rows: int, columns: int) -> DotSums:
     """The products that suit a vector unit's dot instruction."""
-    kinds: dict[Dot, type[Products]] = {"vpdpbusd": Bytes, "sdot": Bytes, "usmmla": Squares}
-    return kinds.get(unit.dot, Pairs)(unit, matrix, rows, columns)
+    kinds: dict[Dot, type[DotSums]] = {"vpdpbusd": Bytes, "sdot": Bytes, "usmmla": Squares}
+    return kinds.get(unit.dot, PairProducts)(unit, matrix, rows, columns)
 
 
-class Reader:
+class InputReader:
     """The words of a turn's inputs, from word `first` of a tile on, broadcast to all lanes.
 
     On aarch64, whose products multiply by one lane of a register, four are loaded at a time.

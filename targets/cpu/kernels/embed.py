@@ -39,7 +39,7 @@ def embed(job: Embed, unit: Unit) -> Staged:
             token = T.Bind(tirx.max(tirx.min(tokens[row], matrix.n - 1), 0))
             block, lane = T.Bind(token // v.ROWS), T.Bind(token % v.ROWS)
             if matrix.quantized:
-                layout, put_one = packing.Layout(matrix), functools.partial(put, row)
+                layout, put_one = packing.BlockLayout(matrix), functools.partial(put, row)
                 _Row(layout, unit, weights[0], block, lane, put_one).whole()
             else:
                 with T.serial(0, matrix.k) as k:
@@ -53,7 +53,7 @@ def embed(job: Embed, unit: Unit) -> Staged:
 class _Row:
     """Row `lane` of a block: calls put(k, value) for each number."""
 
-    layout: packing.Layout
+    layout: packing.BlockLayout
     unit: Unit
     w: Expr
     block: Expr

@@ -21,7 +21,7 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import linear_dense, linear_quant
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import ACTIVATIONS
-from nearfar.targets.cpu.kernels.dot import SUMS, Products, products, tile
+from nearfar.targets.cpu.kernels.dot import SUMS, DotSums, products, tile
 from nearfar.targets.cpu.kernels.rows import quantise
 from nearfar.targets.cpu.units import Unit
 
@@ -41,7 +41,7 @@ class Side:
     matrix: Matrix
     unit: Unit
     rows: int
-    dot: Products | None
+    dot: DotSums | None
     weight: str
     inputs: str
     sums: str
@@ -83,7 +83,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Tiling:
+class ExpertTiles:
     """The tiles of a step, int32 in one scratch: for each slot its pair (−1: none), for each pair its slot
     (−1: its row is padding), for each tile its expert, for each expert a counter, and the number of tiles.
     """
@@ -92,7 +92,7 @@ class Tiling:
     rows: int
 
     @classmethod
-    def of(cls, job: Experts, unit: Unit) -> Tiling:
+    def of(cls, job: Experts, unit: Unit) -> ExpertTiles:
         """Tiles about as high as an expert has rows if all experts are chosen equally often."""
         expected = max(1, job.m * job.top // job.experts)
         rows = max(n for n in (1, 2, 4, MOST_ROWS) if n <= expected)
@@ -120,7 +120,6 @@ class Tiling:
         return pairs, tiles, experts, experts + self.job.experts, experts + self.job.experts + 1
 
     def expert(self, plan: Expr, t: Expr) -> Expr:
-        """The expert of a tile."""
         return T.Bind(plan[self.starts()[1] + t])
 
     def count(self, plan: Expr) -> Expr:
@@ -166,7 +165,7 @@ class Tiling:
 
 def experts(job: Experts, unit: Unit) -> Staged:
     """The launch of an Experts job."""
-    tiling = Tiling.of(job, unit)
+    tiling = ExpertTiles.of(job, unit)
     first = Side.of(job.gate_up, unit, tiling.rows, "w0", 1)
     last = Side.of(job.down, unit, tiling.rows, "w1", 4)
     scratch = [((tiling.starts()[-1],), "int32"), *first.scratch(tiling.slots), *last.scratch(tiling.slots)]
@@ -188,7 +187,7 @@ def experts(job: Experts, unit: Unit) -> Staged:
     return Staged((Stage(v.prim_func("experts", args, body), names),), tuple(scratch))
 
 
-def _body(job: Experts, tiling: Tiling, first: Side, last: Side, buf: Buffers) -> None:
+def _body(job: Experts, tiling: ExpertTiles, first: Side, last: Side, buf: Buffers) -> None:
     plan = buf["scratch:0"]
     tiling.build(plan, buf["route"])
     tiles = tiling.count(plan)
@@ -206,7 +205,7 @@ def _body(job: Experts, tiling: Tiling, first: Side, last: Side, buf: Buffers) -
         _sum(job, tiling, buf, buf[last.out], m)
 
 
-def _slots(tiling: Tiling, plan: Expr, tiles: Expr) -> Any:
+def _slots(tiling: ExpertTiles, plan: Expr, tiles: Expr) -> Any:
     """A loop over the slots."""
     if tiling.pairs < v.MANY:
         return T.serial(0, tiles * tiling.rows)
@@ -228,7 +227,7 @@ def _fill(side: Side, buf: Buffers, slot: Expr, value_at: Any) -> None:
         v.put_some(buf[side.inputs], [slot, at], value_at(at, k % v.LANES), k % v.LANES)
 
 
-def _products(side: Side, tiling: Tiling, buf: Buffers, tiles: Expr) -> None:
+def _products(side: Side, tiling: ExpertTiles, buf: Buffers, tiles: Expr) -> None:
     """Multiply the inputs of all tiles by the matrices of their experts."""
     with v.parallel(side.blocks) as block, T.serial(0, tiles) as t:
         acc = v.local((side.rows, v.ROWS), "float32")
@@ -260,7 +259,7 @@ def _hidden(job: Experts, buf: Buffers, gate_up: Expr, slot: Expr, expert: Expr,
     return T.Bind((up + v.splat(1.0)) * glu)
 
 
-def _sum(job: Experts, tiling: Tiling, buf: Buffers, made: Expr, m: Expr) -> None:
+def _sum(job: Experts, tiling: ExpertTiles, buf: Buffers, made: Expr, m: Expr) -> None:
     """Write the weighted sum of a row's experts, in the order in which the row has chosen them."""
     plan = buf["scratch:0"]
 

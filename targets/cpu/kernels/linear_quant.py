@@ -21,12 +21,12 @@ from nearfar.kernels.pieces import placed
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.dot import SUMS, Products, Reader, Words, lines, products, tile, turn
+from nearfar.targets.cpu.kernels.dot import SUMS, DotSums, InputReader, Words, lines, products, tile, turn
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
 from nearfar.targets.cpu.kernels.scales import OfGroup, SpanScales
-from nearfar.targets.cpu.packing import Layout
+from nearfar.targets.cpu.packing import BlockLayout
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -76,17 +76,17 @@ class _Rounded:
     the sums of a group's integers.
     """
 
-    dots: tuple[Products, ...]
+    dots: tuple[DotSums, ...]
     corrected: tuple[bool, ...]
 
     @staticmethod
-    def of(dots: Sequence[Products]) -> _Rounded:
+    def of(dots: Sequence[DotSums]) -> _Rounded:
         """The roundings that these products of one unit need."""
         groups = {dot.matrix.group: dot for dot in reversed(dots)}
         needs = {dot.matrix.group for dot in dots if dot.correction}
         return _Rounded(tuple(groups.values()), tuple(group in needs for group in groups))
 
-    def index(self, dot: Products) -> int:
+    def index(self, dot: DotSums) -> int:
         """The number of the rounding that products read."""
         return [each.matrix.group for each in self.dots].index(dot.matrix.group)
 
@@ -109,7 +109,7 @@ class _Rounded:
         return tuple(made)
 
 
-def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
+def _body(job: Linear, unit: Unit, dot: DotSums, buf: dict[str, Expr]) -> None:
     with v.parallel(packing.blocks(job.columns)) as block, T.serial(0, job.m // dot.rows) as t:
         acc = v.local((dot.rows, v.ROWS), "float32")
         accumulate(job.matrix, unit, dot, buf, block, t, acc)
@@ -121,7 +121,7 @@ def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
 
 
 def accumulate(
-    matrix: Matrix, unit: Unit, dot: Products, buf: dict[str, Expr], block: Expr, t: Expr, acc: Expr
+    matrix: Matrix, unit: Unit, dot: DotSums, buf: dict[str, Expr], block: Expr, t: Expr, acc: Expr
 ) -> None:
     """acc[row] = x'[rows of tile t] · W[block]ᵀ, for some columns of the block at a time."""
     for r in range(dot.rows):
@@ -136,7 +136,7 @@ def accumulate(
 def _columns(
     matrix: Matrix,
     unit: Unit,
-    dot: Products,
+    dot: DotSums,
     buf: dict[str, Expr],
     block: Expr,
     t: Expr,
@@ -147,7 +147,7 @@ def _columns(
 
     Per group: an exact integer sum of 16-bit products, then scale·(Σ q x) + offset·(Σ x) in float32.
     """
-    layout, n = Layout(matrix), unit.lanes
+    layout, n = BlockLayout(matrix), unit.lanes
     at = [column + piece * n for piece in range(dot.pieces)]
     group = _Group(layout, unit, dot, buf, t, acc)
     each, cells = layout.span // layout.cell, matrix.k // layout.cell
@@ -173,9 +173,9 @@ def _columns(
 class _Group:
     """Adds the products of a group of inputs to `acc`, for the rows of tile `t`."""
 
-    layout: Layout
+    layout: BlockLayout
     unit: Unit
-    dot: Products
+    dot: DotSums
     buf: dict[str, Expr]
     t: Expr
     acc: Expr
@@ -203,7 +203,7 @@ class _Group:
                 for first, _ in columns
             ]
             begin = T.Bind((g * (matrix.group // 2) + c * (step // 2)) * dot.rows)
-            dot.add(sums, codes, Reader(self.unit, self.buf["xq"], self.t, begin))
+            dot.add(sums, codes, InputReader(self.unit, self.buf["xq"], self.t, begin))
         for piece, (first, scales) in enumerate(columns):
             scale, offset = scales(in_span)
             for r in range(dot.rows):
@@ -219,7 +219,14 @@ class _Group:
 
 
 def words(
-    layout: Layout, unit: Unit, w: Expr, at: tuple[Expr, Expr], cell: Expr, inside: int, c: Expr, first: Expr
+    layout: BlockLayout,
+    unit: Unit,
+    w: Expr,
+    at: tuple[Expr, Expr],
+    cell: Expr,
+    inside: int,
+    c: Expr,
+    first: Expr,
 ) -> Words:
     """The words of each plane that hold turn c of group `inside` of a cell, for the columns from `first` on.
 

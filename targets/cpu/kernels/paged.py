@@ -13,7 +13,7 @@ from nearfar.kernels.jobs import Attend, RopeAppend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import by_hand
 from nearfar.targets.cpu.kernels.pages import places
-from nearfar.targets.cpu.kernels.quantized_kv import Layout
+from nearfar.targets.cpu.kernels.quantized_kv import PageLayout
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -60,9 +60,9 @@ def caches(job: RopeAppend | Attend, unit: Unit, buf: dict[str, Expr], pages: Ex
     """Views of the caches: `values` [pages, kv_heads, page_size, head_dim]; `keys` with positions innermost,
     [pages, kv_heads, head_dim, page_size].
 
-    For quantized caches each view is a pair: Layout.views.
+    For quantized caches each view is a pair: PageLayout.views.
     """
-    if layout := Layout.of(job, unit):
+    if layout := PageLayout.of(job, unit):
         return {
             name: layout.views(buf[cache].data, pages, job.kv_heads)
             for name, cache in (("keys", "k_cache"), ("values", "v_cache"))

@@ -28,7 +28,7 @@ LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
-class Layout:
+class PageLayout:
     """The layout of one head's part of a page, for a job's cache."""
 
     unit: Unit
@@ -38,7 +38,7 @@ class Layout:
     group: int
 
     @classmethod
-    def of(cls, job: RopeAppend | Attend, unit: Unit) -> Layout | None:
+    def of(cls, job: RopeAppend | Attend, unit: Unit) -> PageLayout | None:
         """The layout of a job's cache; None if the cache holds floats."""
         if job.kv_dtype not in BITS:
             return None
@@ -87,7 +87,7 @@ class Layout:
 
 
 def key_vectors(
-    layout: Layout, keys: tuple[Expr, Expr], at: list[tuple[Expr, Expr, int]],
+    layout: PageLayout, keys: tuple[Expr, Expr], at: list[tuple[Expr, Expr, int]],
     prefetch: Callable[[Expr], None], use: Callable[[Expr, list[Expr]], None],
 ) -> None:  # fmt: skip
     """Calls use(component, a vector for each of `at`) for all components of keys, sixteen positions in a
@@ -119,7 +119,7 @@ def key_vectors(
 
 
 def value_vector(
-    layout: Layout, values: tuple[Expr, Expr], page: Expr, head: Expr, t: Expr, at: Expr
+    layout: PageLayout, values: tuple[Expr, Expr], page: Expr, head: Expr, t: Expr, at: Expr
 ) -> Expr:
     """Sixteen components, from `at` on, of the value at position t of a page, as float32."""
     codes, pairs = values
@@ -135,7 +135,7 @@ def value_vector(
 
 
 def put_row(
-    layout: Layout, row: Expr, put_code: Callable[[Expr, Expr], None],
+    layout: PageLayout, row: Expr, put_code: Callable[[Expr, Expr], None],
     put_pair: Callable[[Expr, int, Expr], None], weights: Callable[[Expr], Expr] | None = None,
 ) -> None:  # fmt: skip
     """Quantize a row of float32 [head_dim].

@@ -7,7 +7,8 @@ Rows one by one read and write the whole state for each. A chunk of n rows reads
 state before the chunk, G_r the sum of the logarithms of decay up to row r:
     out_r = e^G_r · Sᵀq_r + Σ_{i≤r} e^(G_r − G_i) · (k_i·q_r) · d_i
     S ← e^G_n · S + Σ_i e^(G_n − G_i) · k_i ⊗ d_i
-That rounds differently than the rows one by one. A `Head` says what keys, queries, decays and changes are.
+That rounds differently than the rows one by one. A `StateHead` says what keys, queries, decays and changes
+are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SOME = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class RecurrenceShape:
     """The sizes of a recurrence. `m`: rows; `stride`: positions of a column of pages."""
 
     m: Expr
@@ -45,7 +46,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkRows:
     """Rows m to m + count; values of the rows beyond `count` are zeros that change nothing.
 
     `keys`, `queries`: [depth, CHUNK]. `grown`: the sums of logarithms of decay, [CHUNK].
@@ -73,10 +74,10 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Head(ABC):
+class StateHead(ABC):
     """A head in a step, with the job's buffers."""
 
-    shape: Shape
+    shape: RecurrenceShape
     buf: dict[str, Expr]
     head: Expr
     finds: ClassVar[bool] = False
@@ -87,11 +88,11 @@ class Head(ABC):
         """Compute a row by itself."""
 
     @abstractmethod
-    def load(self, chunk: Chunk) -> Expr:
+    def load(self, chunk: ChunkRows) -> Expr:
         """Fill a chunk's keys, queries and sums; the result goes to `change`."""
 
     @abstractmethod
-    def change(self, chunk: Chunk, loaded: Expr, j: Expr, n: int, found: Expr, added: Expr) -> None:
+    def change(self, chunk: ChunkRows, loaded: Expr, j: Expr, n: int, found: Expr, added: Expr) -> None:
         """Write columns j to j + n of the changes of the chunk's `count` rows to `added`. `found`: of each
         row e^G · Sᵀk, if the head `finds`.
         """
@@ -106,7 +107,7 @@ class Head(ABC):
         return self.head * self.shape.width
 
 
-def rows(at: Head, chunked: bool) -> None:
+def rows(at: StateHead, chunked: bool) -> None:
     """All rows of the step in order. `upcoming`: the first row that no chunk has taken."""
     buf = at.buf
     upcoming = v.scalar("int32")
@@ -131,7 +132,7 @@ def rows(at: Head, chunked: bool) -> None:
                             _chunk(at, m, count, page)
 
 
-def blocks(at: Head, columns: Callable[[list[tuple[Expr, int]]], None]) -> None:
+def blocks(at: StateHead, columns: Callable[[list[tuple[Expr, int]]], None]) -> None:
     """Call columns((first column, lanes) of some vectors) for all columns of a head."""
     wide, size = SOME * v.LANES, at.shape.width
     if size >= wide:
@@ -142,7 +143,7 @@ def blocks(at: Head, columns: Callable[[list[tuple[Expr, int]]], None]) -> None:
         columns([(v.i32(start), min(v.LANES, size - start)) for start in starts])
 
 
-def _opened(at: Head, m: Expr, position: Expr) -> Expr:
+def _opened(at: StateHead, m: Expr, position: Expr) -> Expr:
     """The page of a row's column, with the state before the row; the first row of a column copies it."""
     stride, state = at.shape.stride, at.buf["state"]
     slot = T.Bind(at.buf["slots"][m])
@@ -162,7 +163,7 @@ def _opened(at: Head, m: Expr, position: Expr) -> Expr:
     return page
 
 
-def _follow(at: Head, m: Expr, position: Expr) -> Expr:
+def _follow(at: StateHead, m: Expr, position: Expr) -> Expr:
     """How many rows from m on continue one another within a column, at most CHUNK."""
     shape, buf = at.shape, at.buf
     count = v.scalar("int32")
@@ -174,7 +175,7 @@ def _follow(at: Head, m: Expr, position: Expr) -> Expr:
     return T.Bind(count[0])
 
 
-def _each(at: Head, body: Callable[[Expr, int], None]) -> None:
+def _each(at: StateHead, body: Callable[[Expr, int], None]) -> None:
     """Call body(first column, lanes) for all columns of a head: whole vectors, then the rest."""
     width = at.shape.width
     with T.serial(0, width // v.LANES) as j:
@@ -183,11 +184,11 @@ def _each(at: Head, body: Callable[[Expr, int], None]) -> None:
         body(v.i32(width - rest), rest)
 
 
-def _chunk(at: Head, m: Expr, count: Expr, page: Expr) -> None:
+def _chunk(at: StateHead, m: Expr, count: Expr, page: Expr) -> None:
     """Compute the rows of a chunk."""
     depth, buf, state = at.shape.depth, at.buf, at.buf["state"]
     keys, queries = (v.local((depth * CHUNK,), "float32") for _ in range(2))
-    chunk = Chunk(m, count, keys, queries, v.local((CHUNK,), "float32"))
+    chunk = ChunkRows(m, count, keys, queries, v.local((CHUNK,), "float32"))
     loaded = at.load(chunk)
     total = T.Bind(chunk.grown[CHUNK - 1])
     by_query = products(chunk, queries)
@@ -238,7 +239,7 @@ def _chunk(at: Head, m: Expr, count: Expr, page: Expr) -> None:
     _each(at, columns)
 
 
-def products(chunk: Chunk, factors: Expr) -> Expr:
+def products(chunk: ChunkRows, factors: Expr) -> Expr:
     """[r, i]: e^(G_r − G_i) · factors_r·k_i for i ≤ r; other elements have no meaning."""
     out = v.local((CHUNK * CHUNK,), "float32")
     (size,) = chunk.keys.shape

@@ -15,7 +15,7 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.half import stored
 from nearfar.targets.cpu.kernels.paged import arguments, caches, check
-from nearfar.targets.cpu.kernels.quantized_kv import Layout, put_row
+from nearfar.targets.cpu.kernels.quantized_kv import PageLayout, put_row
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -78,7 +78,7 @@ class _Put:
 
 def _into(job: RopeAppend, unit: Unit, buf: dict[str, Expr], page: Expr, offset: Expr) -> tuple[_Put, _Put]:
     """The destinations of keys and values at a position of a page."""
-    layout = Layout.of(job, unit)
+    layout = PageLayout.of(job, unit)
     if layout is None:
 
         def put_k(head: Expr, i: Expr, value: Expr) -> None:

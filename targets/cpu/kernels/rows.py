@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.dot import LARGEST, Products
+from nearfar.targets.cpu.kernels.dot import LARGEST, DotSums
 
 Expr = Any
 
@@ -49,7 +49,7 @@ def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
 
 
 def quantise_row(
-    job: Linear, dot: Products, corrected: bool, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr
+    job: Linear, dot: DotSums, corrected: bool, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr
 ) -> None:
     """Quantize row m of x' to integers of 16 bits, xq[m / rows, …], in the words that `dot` multiplies.
 
@@ -71,7 +71,7 @@ def quantise_row(
 
 
 def quantise(
-    dot: Products, corrected: bool, value_at: Callable[[Expr], Expr], m: Expr, xq: Expr, xs: Expr
+    dot: DotSums, corrected: bool, value_at: Callable[[Expr], Expr], m: Expr, xq: Expr, xs: Expr
 ) -> None:
     """Quantize a row of inputs as row m; see quantise_row. `value_at` gives sixteen values from one on."""
     matrix, tile = dot.matrix, dot.rows

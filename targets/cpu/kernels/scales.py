@@ -1,4 +1,4 @@
-"""Reads the scales and offsets of a packed matrix, whichever way they are stored (packing.Layout)."""
+"""Reads the scales and offsets of a packed matrix, whichever way they are stored (packing.BlockLayout)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SpanScales:
     bytes, for all groups and columns at once; a load then widens those of a group.
     """
 
-    def __init__(self, layout: packing.Layout, unit: Unit, w: Expr, block: Expr, span: Expr) -> None:
+    def __init__(self, layout: packing.BlockLayout, unit: Unit, w: Expr, block: Expr, span: Expr) -> None:
         self._layout, self._unit, self._w, self._at = layout, unit, w, (block, span)
         unpacked = any(plane.bits < packing.BYTE for plane in layout.levels)
         self._table = self._unpacked() if unpacked else None

@@ -17,14 +17,22 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softplus
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.pages import launch
-from nearfar.targets.cpu.kernels.recurrence import CHUNK, FEWEST, Chunk, Head, Shape, blocks, rows
+from nearfar.targets.cpu.kernels.recurrence import (
+    CHUNK,
+    FEWEST,
+    ChunkRows,
+    RecurrenceShape,
+    StateHead,
+    blocks,
+    rows,
+)
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
 
 
 @dataclass(frozen=True)
-class _Head(Head):
+class _Head(StateHead):
     """A head, with the first columns of its x, B and C in x."""
 
     job: Ssm
@@ -71,8 +79,8 @@ class _Head(Head):
 
         blocks(self, columns)
 
-    def load(self, chunk: Chunk) -> Expr:
-        """See Head. The result: dt of the rows."""
+    def load(self, chunk: ChunkRows) -> Expr:
+        """See StateHead. The result: dt of the rows."""
         x, m, grown = self.buf["x"], chunk.m, chunk.grown
         dt = v.local((CHUNK,), "float32")
         with T.serial(0, CHUNK) as r, T.If(r < chunk.count):
@@ -89,20 +97,20 @@ class _Head(Head):
         chunk.sum_up()
         return dt
 
-    def change(self, chunk: Chunk, loaded: Expr, j: Expr, n: int, found: Expr, added: Expr) -> None:
-        """See Head: dt · x."""
+    def change(self, chunk: ChunkRows, loaded: Expr, j: Expr, n: int, found: Expr, added: Expr) -> None:
+        """See StateHead: dt · x."""
         with T.serial(0, CHUNK) as r, T.If(r < chunk.count), T.Then():
             v.put1(added, [r], v.some(self.buf["x"], [chunk.m + r, self.x + j], n) * v.splat(loaded[r]))
 
     def skipped(self, m: Expr, j: Expr, n: int) -> Expr:
-        """See Head: d · x."""
+        """See StateHead: d · x."""
         return T.Bind(v.some(self.buf["x"], [m, self.x + j], n) * self.term(2))
 
 
 def ssm(job: Ssm, unit: Unit) -> Staged:
     """The launch of an Ssm job. Programs of few rows have no chunks."""
     chunked, job = job.m >= FEWEST, opened(job)
-    shape = Shape(job.m, job.heads, job.depth, job.head_dim, job.stride)
+    shape = RecurrenceShape(job.m, job.heads, job.depth, job.head_dim, job.stride)
     known = {
         "x": (job.m, job.x_width), "dt": (job.m, job.heads), "terms": (3 * job.heads,),
         "state": (tirx.Var("pages", "int32"), job.heads, job.depth, job.head_dim),

@@ -12,7 +12,7 @@ from .reads import Reads
 
 
 @dataclass(frozen=True)
-class Kind:
+class VectorType:
     """Dtype and lanes of a value."""
 
     name: str
@@ -20,11 +20,11 @@ class Kind:
     lanes: int
 
     @staticmethod
-    def of(expr: Any) -> Kind:
+    def of(expr: Any) -> VectorType:
         """The kind of an expression."""
         dtype = expr.ty.dtype
         text = str(dtype)
-        return Kind(text.rstrip("0123456789x"), int(dtype.bits), int(dtype.lanes))
+        return VectorType(text.rstrip("0123456789x"), int(dtype.bits), int(dtype.lanes))
 
     @property
     def size(self) -> int:
@@ -38,12 +38,12 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Memory:
+class TracedBuffer:
     """A buffer: a parameter, or an array of the kernel."""
 
     name: str
     scope: str
-    kind: Kind
+    kind: VectorType
     shape: tuple[int, ...]
     """The extents; 0 if the runtime chooses one."""
 
@@ -64,7 +64,7 @@ class Trace:
 
     grid: tuple[int, int, int] = (1, 1, 1)
     workgroup: tuple[int, int, int] = (1, 1, 1)
-    parameters: dict[str, Memory] = field(default_factory=dict)
+    parameters: dict[str, TracedBuffer] = field(default_factory=dict)
     reads: dict[str, Reads] = field(default_factory=dict)
     written: dict[str, float] = field(default_factory=dict)
     """Bytes stored to each parameter."""
@@ -81,12 +81,12 @@ class Trace:
     """Bytes of the streamed buffers that the busiest thread loads."""
 
 
-def kind_of(buffer: Any) -> Kind:
+def kind_of(buffer: Any) -> VectorType:
     """The kind of a buffer's elements."""
     text = str(buffer.dtype)
     base, _, lanes = text.partition("x")
     name = base.rstrip("0123456789")
-    return Kind(name, int(base[len(name) :] or 8), int(lanes or 1))
+    return VectorType(name, int(base[len(name) :] or 8), int(lanes or 1))
 
 
 def shape_of(buffer: Any) -> tuple[int, ...]:
@@ -94,6 +94,6 @@ def shape_of(buffer: Any) -> tuple[int, ...]:
     return tuple(int(extent) if isinstance(extent, tirx.IntImm | int) else 0 for extent in buffer.shape)
 
 
-def parameter_of(parameter: Any) -> Memory:
+def parameter_of(parameter: Any) -> TracedBuffer:
     """A kernel's parameter as memory."""
-    return Memory(str(parameter.name), "global", kind_of(parameter.ty), shape_of(parameter.ty))
+    return TracedBuffer(str(parameter.name), "global", kind_of(parameter.ty), shape_of(parameter.ty))

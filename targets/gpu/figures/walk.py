@@ -22,7 +22,7 @@ from nearfar.targets.gpu.tir_passes import SELDOM
 
 from .lanes import BASE, Array, Lanes, Mask, all_workgroups, chosen_workgroups, even_workgroups
 from .reads import Reads
-from .trace import Kind, Memory, Trace, kind_of, parameter_of, shape_of
+from .trace import Trace, TracedBuffer, VectorType, kind_of, parameter_of, shape_of
 
 Value = int | Array | None
 """The value of an integer or a boolean; None: data, or unknown."""
@@ -48,7 +48,7 @@ _FREE = (
 
 
 @dataclass
-class Stretch:
+class LoadStretch:
     """The loads of streamed buffers between two waits (a barrier, a loop's border)."""
 
     loads: float | np.ndarray[Any, np.dtype[np.float64]] = 0.0
@@ -73,15 +73,15 @@ class Walk:
         self.trace = Trace()
         self._func, self._streamed, self._contents = func, streamed, contents
         self._variables: dict[Any, Value] = {}
-        self._memory: dict[Any, Memory] = {}
+        self._memory: dict[Any, TracedBuffer] = {}
         self._locals: dict[tuple[Any, int], Value] = {}
         self._shared: dict[Any, Array] = {}
         self._lanes = Lanes(all_workgroups((1, 1, 1)), 1)
-        self._stretch = Stretch()
+        self._stretch = LoadStretch()
         self._busy: Any = 0.0
         self._sequence: Any = 0.0
         self._waits: Any = 0.0
-        self._kinds: dict[Any, Kind] = {}
+        self._kinds: dict[Any, VectorType] = {}
         self._by_class: dict[str, Callable[[Any], None]] = {
             "SeqStmt": self._each, "AttrStmt": self._attribute, "DeclBuffer": self._declare,
             "AllocBuffer": self._allocate, "Bind": self._bind, "BufferStore": self._store, "For": self._for,
@@ -155,11 +155,11 @@ class Walk:
         data = node.data if not hasattr(node.data, "args") else node.data.args[0]
         below = self._memory[data]
         kind, shape = kind_of(node.buffer), shape_of(node.buffer)
-        self._memory[node.buffer] = Memory(below.name, below.scope, kind, shape)
+        self._memory[node.buffer] = TracedBuffer(below.name, below.scope, kind, shape)
 
     def _allocate(self, node: Any) -> None:
         buffer = node.buffer
-        memory = Memory(str(buffer.name), str(buffer.scope()), kind_of(buffer), shape_of(buffer))
+        memory = TracedBuffer(str(buffer.name), str(buffer.scope()), kind_of(buffer), shape_of(buffer))
         self._memory[buffer] = memory
         if memory.scope.startswith("shared"):
             self.trace.shared_bytes += memory.size
@@ -171,7 +171,7 @@ class Walk:
         value, index = self._value(node.value), self._value(node.indices[0])
         memory = self._memory[node.buffer]
         if memory.scope == "global":
-            stored = Kind.of(node.value).size * self._lanes.total()
+            stored = VectorType.of(node.value).size * self._lanes.total()
             self.trace.written[memory.name] = self.trace.written.get(memory.name, 0.0) + stored
         elif memory.kind.name == "int" and index is not None:
             if memory.scope.startswith("shared"):
@@ -185,7 +185,7 @@ class Walk:
             value = np.where(mask, value, before)
         self._locals[place] = value
 
-    def _store_shared(self, buffer: Any, memory: Memory, index: Value, value: Value) -> None:
+    def _store_shared(self, buffer: Any, memory: TracedBuffer, index: Value, value: Value) -> None:
         """Store to workgroup memory, kept as an array whose last axis (that of the threads) is the memory's
         elements.
         """
@@ -264,7 +264,7 @@ class Walk:
             self._busy = self._busy + lanes.per_thread(whole)
             loading = np.broadcast_to(np.asarray(stretch.loads) > 0, lanes.shape)
             self._sequence = self._sequence + lanes.per_thread(loading.astype(np.float64))
-        self._stretch = Stretch()
+        self._stretch = LoadStretch()
 
     # Expressions
 
@@ -274,7 +274,7 @@ class Walk:
 
     def _data(self, expr: Any, operations: float = 1.0) -> None:
         """Count an operation on data."""
-        self.trace.operations += operations * Kind.of(expr).cost * self._lanes.total()
+        self.trace.operations += operations * VectorType.of(expr).cost * self._lanes.total()
 
     def _binary(self, expr: Any) -> Value:
         a, b = self._value(expr.a), self._value(expr.b)
@@ -294,7 +294,7 @@ class Walk:
     def _cast(self, expr: Any) -> Value:
         value = self._value(expr.value)
         integers = {"int", "uint", "bool"}
-        into, of = Kind.of(expr).name, Kind.of(expr.value).name
+        into, of = VectorType.of(expr).name, VectorType.of(expr.value).name
         if value is not None and into in integers:
             return value
         if not (into in integers and of in integers):
@@ -341,7 +341,7 @@ class Walk:
             return np.maximum(found, 0)
         return self._locals.get((expr.source, index)) if isinstance(index, int) else None
 
-    def _load_parameter(self, expr: Any, memory: Memory, index: Value) -> Value:
+    def _load_parameter(self, expr: Any, memory: TracedBuffer, index: Value) -> Value:
         at, size = np.asarray(0 if index is None else index), memory.kind.size
         ramp = expr.indices[0] if type(expr.indices[0]).__name__ == "Ramp" else None
         lanes = 1 if ramp is None else int(ramp.lanes)

@@ -11,14 +11,14 @@ from nearfar.kernels.jobs import Delta
 from nearfar.targets.gpu.classes import Tuning
 from nearfar.targets.gpu.kernels.activations import sigmoid_product, softplus
 from nearfar.targets.gpu.kernels.common import ceil_div, finish
-from nearfar.targets.gpu.kernels.recurrence import THREADS, Rows, recurrence
+from nearfar.targets.gpu.kernels.recurrence import THREADS, RowColumns, recurrence
 from nearfar.targets.gpu.kernels.script.text import prim_func
 
 
 def delta(job: Delta, tuning: Tuning) -> Staged:
     """The launches of a Delta job."""
     keys = job.key_heads * job.key_dim
-    rows = Rows(keys, 0, 2 * keys, job.key_head, job.key_dim, job.value_dim)
+    rows = RowColumns(keys, 0, 2 * keys, job.key_head, job.key_dim, job.value_dim)
     return recurrence(job, rows, Stage(_gates(job), ("gates", "a_log", "dt_bias", f"{SCRATCH}0")), tuning)
 
 

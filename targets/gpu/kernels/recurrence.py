@@ -43,7 +43,7 @@ THREADS = 64
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowColumns:
     """Where a row of x has what its heads read: the first columns of keys, queries and values. `key_head`
     gives the head of keys and queries that a head reads, as a number or an expression; `depth`, `width`:
     lengths of a key and of a value.
@@ -57,7 +57,7 @@ class Rows:
     width: int
 
 
-def recurrence(job: Delta | Ssm, rows: Rows, gates: Stage, tuning: Tuning) -> Staged:
+def recurrence(job: Delta | Ssm, rows: RowColumns, gates: Stage, tuning: Tuning) -> Staged:
     """The launches of a job: `gates`, which makes decays and rates [m, 2·heads] in the scratch array 0, then
     the states. Together they have more than the eight buffers of a kernel.
     """
@@ -71,7 +71,7 @@ def recurrence(job: Delta | Ssm, rows: Rows, gates: Stage, tuning: Tuning) -> St
     return Staged((gates, states), (((job.m, 2 * job.heads), "float32"),))
 
 
-def _states(job: Delta | Ssm, rows: Rows, lanes: int):
+def _states(job: Delta | Ssm, rows: RowColumns, lanes: int):
     """The kernel with a workgroup for some columns of a head, `lanes` threads for each."""
     m, heads, stride, finds = job.m, job.heads, job.stride, isinstance(job, Delta)
     depth, width, key_head = rows.depth, rows.width, rows.key_head

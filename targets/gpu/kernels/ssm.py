@@ -13,7 +13,7 @@ from nearfar.kernels.jobs import Ssm
 from nearfar.targets.gpu.classes import Tuning
 from nearfar.targets.gpu.kernels.activations import softplus
 from nearfar.targets.gpu.kernels.common import ceil_div, finish
-from nearfar.targets.gpu.kernels.recurrence import THREADS, Rows, recurrence
+from nearfar.targets.gpu.kernels.recurrence import THREADS, RowColumns, recurrence
 from nearfar.targets.gpu.kernels.script.text import prim_func
 
 
@@ -21,7 +21,7 @@ def ssm(job: Ssm, tuning: Tuning) -> Staged:
     """The launches of an Ssm job."""
     inner, of_groups = job.heads * job.head_dim, job.groups * job.depth
     each = job.heads // job.groups
-    rows = Rows(inner, inner + of_groups, 0, lambda head: head // each, job.depth, job.head_dim)
+    rows = RowColumns(inner, inner + of_groups, 0, lambda head: head // each, job.depth, job.head_dim)
     return recurrence(job, rows, Stage(_gates(job), ("dt", "terms", f"{SCRATCH}0")), tuning)
 
 

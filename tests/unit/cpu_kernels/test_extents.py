@@ -15,7 +15,7 @@ pytest.importorskip("tvm")
 import tvm
 from tvm import tirx
 
-from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
+from nearfar.edge_runtime.executors.cpu.library import DlTensor, Library, aligned
 from nearfar.kernels.jobs import Attend, Embed, Greedy, Linear, Logprobs, Norm, RopeAppend, Sample
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import CpuKernels
@@ -95,7 +95,7 @@ def test_a_shared_function_computes_as_many_rows_as_its_arguments_have(tmp_path)
     for rows, job in jobs.items():
         out = aligned(x.shape, x.dtype)
         out[...] = 7
-        launch = (job.label, [Tensor(x[:rows]), Tensor(out[:rows])])
+        launch = (job.label, [DlTensor(x[:rows]), DlTensor(out[:rows])])
         library.pool(2).replay(library.bind([launch]))
         np.testing.assert_allclose(out[:rows], want[:rows], rtol=1e-5, atol=1e-6)
         assert (out[rows:] == 7).all()

@@ -19,7 +19,7 @@ from nearfar.kernels.codes import BITS
 from nearfar.kernels.jobs import Activation, Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.kernels.dot import lines, turn
-from nearfar.targets.cpu.packing import Layout
+from nearfar.targets.cpu.packing import BlockLayout
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.job_reference import ACTIVATIONS
 from tests.support.scales import STORED_AS
@@ -142,7 +142,7 @@ def test_softcap_is_that_of_float32(jobs):
 @pytest.mark.parametrize(("bits", "group", "how"), [*STORED_AS, (3, 16, PAIRS), (6, 128, PAIRS)])
 def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bits, group, how):
     """With scales after the codes of a superblock, decode would lose two thirds of its speed."""
-    layout = Layout(Matrix(16, 512, bits, group, scales=how))
+    layout = BlockLayout(Matrix(16, 512, bits, group, scales=how))
     codes = [
         begin + i
         for cell in range(layout.span // layout.cell)

@@ -16,7 +16,7 @@ from nearfar.errors import EngineError
 from nearfar.routing import Policy
 from nearfar.routing.request import hints_of
 from nearfar.routing.router import Router
-from nearfar.routing.run import Run
+from nearfar.routing.run import HybridAnswer
 from tests.support.hybrid import ASK, LOW, QUICK, Rig, lose_after
 
 DIARY = "Dear diary, the word for my account is quokka, and nobody may know it."
@@ -42,7 +42,7 @@ async def run(
     assert plan.private_by is None
     before(router)
     became(router)
-    pieces = Run(router, plan, streamed=True).pieces()
+    pieces = HybridAnswer(router, plan, streamed=True).pieces()
     return router, "".join([piece.text async for piece in pieces])
 
 

@@ -31,7 +31,10 @@ from tests.support.hybrid import (
     codes,
     edge,
 )
+from tests.support.routing_vectors import VECTORS
 from tests.support.servers import RunningServer
+
+FIELDS = json.loads((VECTORS / "device_fields.json").read_text(encoding="utf-8"))
 
 
 async def test_easy_stays_and_hard_goes(rig: Rig) -> None:
@@ -344,6 +347,29 @@ async def test_wrong_requests(rig: Rig, asked: dict[str, Any], match: str) -> No
     with pytest.raises(RequestError, match=match):
         await rig.client().chat.completions.create(HELLO, **{**ASK, **asked})
     assert rig.proxy.connections == 0
+
+
+@pytest.mark.parametrize("case", FIELDS, ids=lambda case: case["name"])
+async def test_fields_on_the_device(rig: Rig, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    completions, seen = rig.device.chat.completions, dict[str, Any]()
+    create = completions.create
+
+    async def watched(messages: Any, **params: Any) -> Any:
+        seen.update(params)
+        return await create(messages, **params)
+
+    monkeypatch.setattr(completions, "create", watched)
+    client, alone = rig.client(), {"mode": "device_only"}
+    asked = {"max_tokens": 4, **case["request"]}
+    if case["refused"] is None:
+        answer = await client.chat.completions.create(HELLO, x_nearfar=alone, **asked)
+        assert answer.x_nearfar.route == "device"
+    else:
+        with pytest.raises(RequestError, match=f"unknown parameter {case['refused']}") as refusal:
+            await client.chat.completions.create(HELLO, x_nearfar=alone, **asked)
+        assert refusal.value.param == case["refused"]
+    given = {name: value for name, value in seen.items() if name not in ("stream", "stream_options")}
+    assert given == {"max_tokens": 4, **case["sent"]}
 
 
 async def test_a_server_on_this_machine_is_a_device(rig: Rig, server: RunningServer) -> None:

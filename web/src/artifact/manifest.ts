@@ -97,7 +97,7 @@ export interface KernelEntry {
 }
 
 /** An argument of a kernel in a library. */
-export interface Param {
+export interface KernelParam {
   readonly dtype: Dtype;
   readonly shape: readonly Dim[];
 }
@@ -121,7 +121,7 @@ export interface Program {
   /** The shaders (webgpu). */
   readonly kernels: ReadonlyMap<string, KernelEntry>;
   /** The functions of the library with their arguments (wasm). */
-  readonly routines: ReadonlyMap<string, readonly Param[]>;
+  readonly routines: ReadonlyMap<string, readonly KernelParam[]>;
   readonly library: LibraryEntry | null;
   /** For each function, its sizes in ascending order. */
   readonly functions: Readonly<Record<FunctionName, readonly FunctionEntry[]>>;

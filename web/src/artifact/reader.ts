@@ -17,11 +17,11 @@ import {
   type FunctionEntry,
   type FunctionName,
   type KernelEntry,
+  type KernelParam,
   KV_DTYPES,
   type LibraryEntry,
   type Manifest,
   type ModelInfo,
-  type Param,
   type Program,
   type RopeInfo,
   type SealedManifest,
@@ -221,7 +221,7 @@ function readProgram(
   };
 }
 
-function readParam(param: Field<format.ParamRecord>): Param {
+function readParam(param: Field<format.KernelParamRecord>): KernelParam {
   return { dtype: param.at("dtype").oneOf(DTYPES), shape: param.at("shape").list(readDim) };
 }
 

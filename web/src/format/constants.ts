@@ -51,11 +51,17 @@ export const MAX_CHOICES = 128;
 /** The most tools of a request, and the most calls of a message. */
 export const MAX_TOOLS = 128;
 
-/**
- * The most bytes of all tools of a request as JSON. Their schemas, which grammars compile, have a bound of
- * their own.
- */
+/** The most bytes of all tools of a request as JSON in UTF-8 without blanks. Schemas have another bound. */
 export const MAX_TOOLS_BYTES = 1048576;
+
+/**
+ * The most bytes of the schemas of all tools that an answer may call, as JSON without descriptions and other
+ * annotations: a grammar is compiled from them.
+ */
+export const MAX_SCHEMAS_BYTES = 65536;
+
+/** The most bytes of a grammar that a request gives: of its text, or of its schema as JSON. */
+export const MAX_GRAMMAR_BYTES = 65536;
 
 /** The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000. */
 export const MAX_INPUTS = 2048;
@@ -369,7 +375,7 @@ export interface RequiresRecord {
 }
 
 /** Dtype and shape of a kernel argument (cpu). */
-export interface ParamRecord {
+export interface KernelParamRecord {
   readonly dtype: string;
   readonly shape: readonly (number | string)[];
 }
@@ -383,7 +389,7 @@ export interface KernelRecord {
   readonly entry?: string | null;
   readonly access?: readonly string[];
   readonly sha256?: string | null;
-  readonly params?: readonly ParamRecord[];
+  readonly params?: readonly KernelParamRecord[];
   readonly workgroup?: readonly number[];
 }
 
@@ -430,7 +436,7 @@ export interface PackRecord {
 }
 
 /** The strings around reasoning, such as <think> and </think>. */
-export interface MarksRecord {
+export interface ReasoningMarksRecord {
   readonly begin: string;
   readonly end: string;
   readonly after?: string;
@@ -478,7 +484,7 @@ export interface CallFormatRecord {
 /** How a model marks the parts of its answers. `family`: the format's name, for people. */
 export interface AnswerFormatRecord {
   readonly family?: string;
-  readonly reasoning?: MarksRecord | null;
+  readonly reasoning?: ReasoningMarksRecord | null;
   readonly calls?: CallFormatRecord | null;
   readonly text?: string;
   readonly dropped?: readonly string[];

@@ -17,7 +17,7 @@ interface Scored {
   readonly logprobs: number[];
 }
 
-/** The scores of all labels after a prompt of so many tokens. */
+/** The scores of all labels after a prompt of `promptTokens` tokens. */
 interface Asked {
   readonly labels: readonly Scored[];
   readonly promptTokens: number;

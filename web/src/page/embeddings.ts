@@ -3,11 +3,11 @@ import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../p
 import type { AnswerEvent, EmbeddingInputs } from "../protocol/messages.js";
 import type { EmbeddingRequest, EmbeddingResponse } from "../protocol/openai.js";
 import type { Channel } from "./channel.js";
-import { check, type Kind, SIGNAL, TEXT } from "./requests.js";
+import { check, SIGNAL, TEXT, type ValueKind } from "./requests.js";
 
 const isTokens = (value: unknown): boolean =>
   Array.isArray(value) && value.length > 0 && value.every((token) => Number.isInteger(token));
-const INPUT: Kind = [
+const INPUT: ValueKind = [
   "a text, a list of token ids, or a list of either",
   (value) =>
     typeof value === "string" ||
@@ -22,8 +22,8 @@ const KNOWN = {
   dimensions: [
     "a whole number, at least 1",
     (value) => Number.isInteger(value) && Number(value) >= 1,
-  ] as Kind,
-  encoding_format: ['"float" or "base64"', (value) => value === "float" || value === "base64"] as Kind,
+  ] as ValueKind,
+  encoding_format: ['"float" or "base64"', (value) => value === "float" || value === "base64"] as ValueKind,
   user: TEXT,
   signal: SIGNAL,
 };

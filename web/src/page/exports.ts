@@ -24,20 +24,20 @@ export type {
 } from "../protocol/messages.js";
 export type * from "../protocol/openai.js";
 export type {
-  Choice as ResponseToolChoice,
-  Common as ResponseItemBase,
-  Item as ResponseItem,
   ItemParam,
-  MessageItem as ResponseMessageItem,
-  NamedFunction as ResponseToolName,
   OutputItem,
-  Part as ResponsePart,
   ResponseEvent,
   ResponseFunction,
+  ResponseItem,
+  ResponseItemBase,
+  ResponseMessageItem,
+  ResponsePart,
   ResponseRecord,
   ResponseRequest,
   Responses,
-  Tool as ResponseTool,
+  ResponseTool,
+  ResponseToolChoice,
+  ResponseToolName,
   WholeResponse,
 } from "../responses/types.js";
 export type { Engine } from "./client.js";

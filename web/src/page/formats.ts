@@ -1,8 +1,9 @@
 /** `response_format`: the format of an answer. formats.py accepts and rejects the same. */
 
+import { MAX_GRAMMAR_BYTES } from "../format/constants.js";
 import { type ErrorCode, RequestError } from "../protocol/errors.js";
-import { type Grammar, MAX_GRAMMAR } from "../protocol/grammar.js";
-import { isRecord, shown } from "./values.js";
+import type { Grammar } from "../protocol/grammar.js";
+import { bytesOf, counted, isRecord, shown } from "./values.js";
 
 const PARAM = "response_format";
 /** The fields that each `type` allows. */
@@ -67,8 +68,9 @@ function textOf(kind: string, given: unknown): string {
 }
 
 function small(text: string): string {
-  const bytes = new TextEncoder().encode(text).length;
-  if (bytes > MAX_GRAMMAR) throw wrong(` takes at most ${MAX_GRAMMAR} bytes, not ${bytes}`.trim());
+  const bytes = bytesOf(text);
+  if (bytes > MAX_GRAMMAR_BYTES)
+    throw wrong(`takes at most ${counted(MAX_GRAMMAR_BYTES)} bytes, not ${counted(bytes)}`);
   return text;
 }
 

@@ -9,7 +9,7 @@ export interface Odds {
   readonly choice: number;
 }
 
-/** The tokens of a label; what they are is of no account, only which are equal. */
+/** The tokens of a label; only their equality matters. */
 export type Label = readonly (string | number)[];
 
 /** The logarithm of a probability that has become nothing, so that two of them can be compared. */

@@ -5,7 +5,7 @@ import { RequestError } from "../protocol/errors.js";
 import type { LoadProgress, LoadSettings, ProfileOptions } from "../protocol/messages.js";
 import type { ContextPolicy } from "../protocol/openai.js";
 import type { WorkerPort } from "../protocol/ports.js";
-import { checkKinds, FLAG, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./requests.js";
+import { checkKinds, FLAG, NUMBER, POLICY, SIGNAL, TEXT, type ValueKind } from "./requests.js";
 
 /** How an engine loads, and what it reports meanwhile. */
 export interface EngineOptions extends LoadSettings {
@@ -37,16 +37,19 @@ export interface EngineOptions extends LoadSettings {
   readonly patience?: number;
 }
 
-const CALLED: Kind = ["a function", (value) => typeof value === "function"];
-const PATIENCE: Kind = ["a number of seconds above 0", (value) => typeof value === "number" && value > 0];
+const CALLED: ValueKind = ["a function", (value) => typeof value === "function"];
+const PATIENCE: ValueKind = [
+  "a number of seconds above 0",
+  (value) => typeof value === "number" && value > 0,
+];
 
 const BACKENDS: Readonly<Record<BackendName, true>> = { webgpu: true, wasm: true };
-const BACKEND: Kind = [
+const BACKEND: ValueKind = [
   Object.keys(BACKENDS).join(" or "),
   (value) => typeof value === "string" && Object.hasOwn(BACKENDS, value),
 ];
 
-const OPTIONS: Readonly<Record<keyof EngineOptions, Kind>> = {
+const OPTIONS: Readonly<Record<keyof EngineOptions, ValueKind>> = {
   kvMemory: NUMBER,
   kvBits: NUMBER,
   contextLength: NUMBER,
@@ -62,7 +65,7 @@ const OPTIONS: Readonly<Record<keyof EngineOptions, Kind>> = {
   patience: PATIENCE,
   persist: FLAG,
 };
-const PROFILE: Readonly<Record<keyof ProfileOptions, Kind>> = {
+const PROFILE: Readonly<Record<keyof ProfileOptions, ValueKind>> = {
   rows: NUMBER,
   context: NUMBER,
   rounds: NUMBER,

@@ -1,4 +1,4 @@
-import type { Piece, RequestStats, TokenScore } from "../protocol/messages.js";
+import type { AnswerPart, RequestStats, TokenScore } from "../protocol/messages.js";
 import type * as openai from "../protocol/openai.js";
 
 /** Converts the worker's messages to OpenAI's shapes. */
@@ -14,7 +14,7 @@ export interface ReplyHead {
 export interface ReplyShape<Chunk, Whole> {
   /** The first chunk of each choice, where there is one. */
   opening(head: ReplyHead, index: number): Chunk | null;
-  delta(head: ReplyHead, index: number, piece: Piece, score: TokenScore | null): Chunk;
+  delta(head: ReplyHead, index: number, piece: AnswerPart, score: TokenScore | null): Chunk;
   finish(head: ReplyHead, index: number, reason: openai.FinishReason): Chunk;
   usage(head: ReplyHead, usage: openai.Usage): Chunk;
   whole(head: ReplyHead, choices: readonly WholeChoice[], usage: openai.Usage): Whole;

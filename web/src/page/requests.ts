@@ -22,54 +22,60 @@ import { isFlag, isRecord, shown } from "./values.js";
  * A kind of value: its name, and whether a value is one. Ranges are checked in the worker, where the model is
  * known.
  */
-export type Kind = readonly [name: string, fits: (value: unknown) => boolean];
+export type ValueKind = readonly [name: string, fits: (value: unknown) => boolean];
 
-export const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
-export const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
-const COUNT: Kind = ["a whole number, at least 1", (value) => Number.isInteger(value) && Number(value) >= 1];
-export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
+export const NUMBER: ValueKind = ["a number", (value) => typeof value === "number"];
+export const FLAG: ValueKind = ["true or false", (value) => typeof value === "boolean"];
+const COUNT: ValueKind = [
+  "a whole number, at least 1",
+  (value) => Number.isInteger(value) && Number(value) >= 1,
+];
+export const TEXT: ValueKind = ["a string", (value) => typeof value === "string"];
 /**
  * How many alternatives to give. It is checked here, because an error of the worker would name the parameter
  * of chats.
  */
-const RANKED: Kind = [
+const RANKED: ValueKind = [
   `0 to ${TOP_LOGPROBS}`,
   (value) => Number.isInteger(value) && Number(value) >= 0 && Number(value) <= TOP_LOGPROBS,
 ];
-const LIST: Kind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];
-const SEED: Kind = ["a whole number", (value) => typeof value === "number" || typeof value === "bigint"];
-const STOP: Kind = [
+const LIST: ValueKind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];
+const SEED: ValueKind = ["a whole number", (value) => typeof value === "number" || typeof value === "bigint"];
+const STOP: ValueKind = [
   "a string or a list of strings",
   (value) => [value].flat().every((item) => typeof item === "string"),
 ];
-const BIAS: Kind = [
+const BIAS: ValueKind = [
   "an object of token ids and numbers",
   (value) =>
     isRecord(value) &&
     Object.entries(value).every(([token, bias]) => /^\d+$/.test(token) && typeof bias === "number"),
 ];
-const STREAM: Kind = [
+const STREAM: ValueKind = [
   "{ include_usage: true or false }",
   (value) =>
     isRecord(value) &&
     Object.entries(value).every(([name, on]) => name === "include_usage" && isFlag(on ?? false)),
 ];
 /** The signal is checked by its shape, because it may come from another realm or a library. */
-export const SIGNAL: Kind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
-export const POLICY: Kind = [
+export const SIGNAL: ValueKind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
+export const POLICY: ValueKind = [
   '"error", "truncate-oldest" or a function',
   (value) => value === "error" || value === "truncate-oldest" || typeof value === "function",
 ];
-const TOOLS: Kind = ['a list of { type: "function", function }', Array.isArray];
-const CHOICE: Kind = [
+const TOOLS: ValueKind = ['a list of { type: "function", function }', Array.isArray];
+const CHOICE: ValueKind = [
   '"none", "auto", "required" or { type: "function", function: { name } }',
   (value) => ["none", "auto", "required"].includes(value as string) || isRecord(value),
 ];
 
-const FORMAT: Kind = ["an object with a type", (value) => isRecord(value) && typeof value.type === "string"];
+const FORMAT: ValueKind = [
+  "an object with a type",
+  (value) => isRecord(value) && typeof value.type === "string",
+];
 
 /** edge_runtime/openai/parameters.py allows the same variables. */
-const VARIABLES: Kind = [
+const VARIABLES: ValueKind = [
   `at most ${MAX_VARIABLES} variables by name: texts, numbers, booleans, or lists of at most ${MAX_LISTED}`,
   (value) =>
     isRecord(value) &&
@@ -119,7 +125,7 @@ const CHAT = {
   tool_choice: CHOICE,
   parallel_tool_calls: FLAG,
 };
-const PROMPT: Kind = [
+const PROMPT: ValueKind = [
   "a string or token ids",
   (value) => TEXT[1](value) || (Array.isArray(value) && value.length > 0 && value.every(Number.isInteger)),
 ];
@@ -196,7 +202,7 @@ export function prepareText(request: CompletionRequest, model: string): Prepared
 }
 
 /** Rejects unknown names, wrong types, and a model other than the loaded one. */
-export function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
+export function check(request: object, known: Readonly<Record<string, ValueKind>>, model: string): void {
   checkKinds(request, known, "a request", (name, value) => refuse(name, value, Object.keys(known)));
   if (!isRecord(request)) return;
   if (request.model != null && request.model !== model)
@@ -209,7 +215,7 @@ export function check(request: object, known: Readonly<Record<string, Kind>>, mo
 /** Throws RequestError for the first value of the wrong kind; `other` is called for names that are not known. */
 export function checkKinds(
   given: object,
-  known: Readonly<Record<string, Kind>>,
+  known: Readonly<Record<string, ValueKind>>,
   what: string,
   other: (name: string, value: unknown) => void,
 ): void {

@@ -1,14 +1,12 @@
 /** The tools of a chat request, checked. */
 
-import { MAX_TOOLS } from "../format/constants.js";
+import { MAX_TOOLS, MAX_TOOLS_BYTES } from "../format/constants.js";
 import { RequestError } from "../protocol/errors.js";
 import type { Calling } from "../protocol/messages.js";
 import type { ChatCompletionRequest, FunctionTool } from "../protocol/openai.js";
 import { mayBeObject } from "../protocol/parameters.js";
-import { isRecord, shown } from "./values.js";
+import { bytesOf, counted, isRecord, shown } from "./values.js";
 
-/** Most characters of all tools as JSON. */
-const MOST_TEXT = 65_536;
 const NAME = /^[a-zA-Z0-9_.-]{1,64}$/;
 
 type Names = "tools" | "tool_choice" | "parallel_tool_calls";
@@ -46,11 +44,12 @@ function namedBy(choice: unknown): string {
 }
 
 function checkedTools(tools: readonly unknown[]): FunctionTool[] {
-  if (tools.length > MAX_TOOLS) throw wrong("", `has ${tools.length}; at most ${MAX_TOOLS} are taken`);
+  if (tools.length > MAX_TOOLS) throw wrong("", `takes at most ${MAX_TOOLS} tools, not ${tools.length}`);
   tools.forEach(checkTool);
   const text = written(tools);
-  if (text.length > MOST_TEXT)
-    throw wrong("", `has ${text.length} characters as JSON; at most ${MOST_TEXT} are taken`);
+  const bytes = bytesOf(text);
+  if (bytes > MAX_TOOLS_BYTES)
+    throw wrong("", `takes at most ${counted(MAX_TOOLS_BYTES)} bytes of JSON, not ${counted(bytes)}`);
   const copies = JSON.parse(text) as FunctionTool[];
   const names = copies.map((tool) => tool.function.name);
   const twice = names.find((name, at) => names.indexOf(name) < at);

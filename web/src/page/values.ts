@@ -13,6 +13,16 @@ export function isEmpty(value: unknown): boolean {
   return value == null || (Array.isArray(value) && value.length === 0);
 }
 
+/** Bytes of a text in UTF-8, which limits count. */
+export function bytesOf(text: string): number {
+  return new TextEncoder().encode(text).length;
+}
+
+/** A number in a message, as Python writes it. */
+export function counted(number: number): string {
+  return number.toLocaleString("en");
+}
+
 /** A value in a message, shortened. */
 export function shown(value: unknown): string {
   try {

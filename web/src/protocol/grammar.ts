@@ -8,6 +8,3 @@ export interface Grammar {
   /** The request's field that errors name; response_format by default. */
   readonly param?: string;
 }
-
-/** The most bytes of a grammar's text. */
-export const MAX_GRAMMAR = 65_536;

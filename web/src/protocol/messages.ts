@@ -287,14 +287,14 @@ export type CallPart =
   | { readonly index: number; readonly function: { readonly arguments: string } };
 
 /** A piece of an answer: text, reasoning or a part of a call. */
-export interface Piece {
+export interface AnswerPart {
   readonly text: string;
   readonly reasoning?: string;
   /** At most one part of a call, because some clients do not join two parts in one chunk. */
   readonly call?: CallPart;
 }
 
-export function hasMore({ text, reasoning, call }: Piece): boolean {
+export function hasMore({ text, reasoning, call }: AnswerPart): boolean {
   return text !== "" || reasoning !== undefined || call !== undefined;
 }
 
@@ -302,8 +302,8 @@ export function hasMore({ text, reasoning, call }: Piece): boolean {
 export type AnswerEvent =
   /** The request is valid, and its answer begins. */
   | { readonly event: "accepted" }
-  | ({ readonly event: "delta"; readonly index: number; readonly score: TokenScore | null } & Piece)
-  | ({ readonly event: "finish"; readonly index: number; readonly reason: FinishReason } & Piece)
+  | ({ readonly event: "delta"; readonly index: number; readonly score: TokenScore | null } & AnswerPart)
+  | ({ readonly event: "finish"; readonly index: number; readonly reason: FinishReason } & AnswerPart)
   /**
    * The whole result of a request for embeddings, not normalized; `tokens` counts the tokens of all inputs.
    */

@@ -329,7 +329,7 @@ export interface DecisionOptions {
 export interface ReadPromptOptions {
   /** Token ids whose log-probabilities as the first token of the answer are wanted. */
   readonly tokens?: readonly number[];
-  /** Also tell `prompt_logprob`, which costs time: up to 16 rows of logits are read. */
+  /** Whether `prompt_logprob` is wanted, which costs time: up to 16 rows of logits are read. */
   readonly perplexity?: boolean;
   readonly chat_template_kwargs?: TemplateVariables | null;
   readonly signal?: AbortSignal | null;

@@ -5,13 +5,25 @@
  */
 
 import type { ChatCompletionRequest, MessageParam, TextPart, ToolCall } from "../protocol/openai.js";
-import { SAMPLING } from "../protocol/sampling.js";
-import type { Part, Tool, Wanted } from "./types.js";
+import type { ResponsePart, ResponseTool, Wanted } from "./types.js";
 
 const TEXTS = ["input_text", "output_text", "text", "summary_text", "reasoning_text"];
 
 /** Fields with the same name in a chat completion. */
-const SHARED = [...SAMPLING, "stream", "parallel_tool_calls", "chat_template_kwargs"] as const;
+const SHARED = [
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "seed",
+  "stop",
+  "stream",
+  "parallel_tool_calls",
+  "chat_template_kwargs",
+] as const;
 
 type Message = { -readonly [Name in keyof MessageParam]: MessageParam[Name] } & { tool_calls?: ToolCall[] };
 /** The chat completion, with fields that a template may follow. */
@@ -74,7 +86,9 @@ export function messagesOf(given: Wanted["input"]): MessageParam[] {
 }
 
 /** The namespace and the name of each function, by the joined name that the model sees. */
-export function functionsOf(tools: readonly Tool[]): Map<string, readonly [string | undefined, string]> {
+export function functionsOf(
+  tools: readonly ResponseTool[],
+): Map<string, readonly [string | undefined, string]> {
   const found = new Map<string, readonly [string | undefined, string]>();
   for (const tool of tools)
     if (tool.type === "function") found.set(tool.name, [undefined, tool.name]);
@@ -102,7 +116,7 @@ function withOneSystem(messages: readonly MessageParam[]): readonly MessageParam
 }
 
 /** Parts as the content of a message: one string where there is text alone. */
-function contentOf(given: string | readonly Part[]): NonNullable<MessageParam["content"]> {
+function contentOf(given: string | readonly ResponsePart[]): NonNullable<MessageParam["content"]> {
   if (typeof given === "string") return given;
   const parts = given.map(partOf);
   const isText = parts.every((part) => part.type === "text" && "text" in part && part.text !== undefined);
@@ -112,7 +126,7 @@ function contentOf(given: string | readonly Part[]): NonNullable<MessageParam["c
 }
 
 /** A part in a chat completion's form, whose own checks refuse other kinds. */
-function partOf({ type, text, refusal, image_url }: Part): { type: string } & Partial<Part> {
+function partOf({ type, text, refusal, image_url }: ResponsePart): { type: string } & Partial<ResponsePart> {
   if (TEXTS.includes(type)) return { type: "text", ...(text !== undefined && { text }) };
   if (type === "refusal") return { type, ...(refusal !== undefined && { refusal }) };
   if (type === "input_image" && typeof image_url === "string")

@@ -4,7 +4,7 @@ import { type Answerer, streamedChat } from "../protocol/answerer.js";
 import { chatOf } from "./asking.js";
 import { checked } from "./checks.js";
 import { KeptResponses } from "./kept.js";
-import { type Counts, newId, type Piece, ResponseRecords } from "./shape.js";
+import { newId, type Piece, ResponseRecords, type TokenCounts } from "./shape.js";
 import type { ResponseEvent, ResponseRecord, ResponseRequest, WholeResponse } from "./types.js";
 
 /** The responses of each engine, as long as somebody has it. */
@@ -73,7 +73,7 @@ async function* eventsOf(
   chunks: Awaited<ReturnType<typeof streamedChat>>,
   told: (record: ResponseRecord) => void,
 ): AsyncGenerator<ResponseEvent> {
-  let counts: Counts = { prompt: 0, completion: 0, cached: 0 };
+  let counts: TokenCounts = { prompt: 0, completion: 0, cached: 0 };
   yield* records.begin() as Generator<ResponseEvent>;
   for await (const { choices, usage } of chunks) {
     for (const { delta, finish_reason: finish, logprobs } of choices) {

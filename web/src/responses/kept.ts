@@ -4,14 +4,14 @@ import { RequestError } from "../protocol/errors.js";
 import type { MessageParam } from "../protocol/openai.js";
 import { messagesOf } from "./asking.js";
 import { newId } from "./shape.js";
-import type { Item, OutputItem, ResponseRecord, Wanted } from "./types.js";
+import type { OutputItem, ResponseItem, ResponseRecord, Wanted } from "./types.js";
 
 /** The most responses, and characters of them, that an engine keeps. */
 const MOST = 64;
 const MOST_CHARACTERS = 4 << 20;
 
 interface KeptResponse {
-  readonly items: readonly Item[];
+  readonly items: readonly ResponseItem[];
   readonly messages: readonly MessageParam[];
   readonly size: number;
 }
@@ -24,10 +24,13 @@ export class KeptResponses {
   /** Keeps a response to a request. `before`: the messages of the responses that it continues. */
   keep(record: ResponseRecord, { input }: Wanted, before: readonly MessageParam[]): void {
     const output = record.output.map(bare);
-    const given: readonly Item[] = typeof input === "object" ? input : [];
+    const given: readonly ResponseItem[] = typeof input === "object" ? input : [];
     const messages = [...before, ...messagesOf(input), ...messagesOf(output)];
-    const named = given.map((item) => ({ id: newId("item"), ...item }) as Item);
-    const items = [...named, ...output.map((item, at) => ({ ...item, id: record.output[at]?.id }) as Item)];
+    const named = given.map((item) => ({ id: newId("item"), ...item }) as ResponseItem);
+    const items = [
+      ...named,
+      ...output.map((item, at) => ({ ...item, id: record.output[at]?.id }) as ResponseItem),
+    ];
     const size = JSON.stringify([record, items, messages]).length;
     if (size > MOST_CHARACTERS) return;
     this.#responses.set(record.id, { items, messages, size });
@@ -57,7 +60,7 @@ export class KeptResponses {
     };
   }
 
-  #item(id: string): Item {
+  #item(id: string): ResponseItem {
     for (const { items } of this.#responses.values()) {
       const found = items.find((item) => item.id === id);
       if (found) return found;
@@ -75,7 +78,7 @@ function missing(what: string, id: string, param: string): RequestError {
 }
 
 /** An item of an answer in the form of a request: without id, status, annotations and log-probabilities. */
-function bare({ id: _id, status: _status, ...item }: OutputItem): Item {
+function bare({ id: _id, status: _status, ...item }: OutputItem): ResponseItem {
   if (item.type === "function_call") return item;
   const content = item.content.map(({ type, text }) => ({ type, ...(text !== undefined && { text }) }));
   return { ...item, content };

@@ -20,7 +20,7 @@ export interface Piece {
 }
 
 /** The tokens of a request. */
-export interface Counts {
+export interface TokenCounts {
   readonly prompt: number;
   readonly completion: number;
   readonly cached: number;
@@ -106,7 +106,7 @@ export class ResponseRecords {
   }
 
   /** Ends the answer: its last events; the last one has the whole response. */
-  *end(usage: Counts): Generator<Json> {
+  *end(usage: TokenCounts): Generator<Json> {
     yield* this.#close();
     const reason = INCOMPLETE[this.#finish];
     const status = reason === undefined ? "completed" : "incomplete";
@@ -180,7 +180,7 @@ export class ResponseRecords {
     yield this.#event("response.output_item.done", { output_index, item: item.record(status) });
   }
 
-  #record(status: string, usage: Counts | null): Json {
+  #record(status: string, usage: TokenCounts | null): Json {
     return {
       id: this.id,
       object: "response",

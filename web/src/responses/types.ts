@@ -3,7 +3,7 @@
 import type { ChatCompletionRequest, SamplingOptions, TokenLogprob } from "../protocol/openai.js";
 
 /** A part of an item's content. */
-export interface Part {
+export interface ResponsePart {
   readonly type: string;
   readonly text?: string;
   readonly refusal?: string;
@@ -11,42 +11,42 @@ export interface Part {
 }
 
 /** What every item may have. */
-export interface Common {
+export interface ResponseItemBase {
   readonly id?: string;
   readonly status?: string;
 }
 
 /** A message of a conversation. */
-export interface MessageItem extends Common {
+export interface ResponseMessageItem extends ResponseItemBase {
   readonly type: "message";
   readonly role: "user" | "assistant" | "system" | "developer";
-  readonly content: string | readonly Part[];
+  readonly content: string | readonly ResponsePart[];
 }
 
 /** An item of a conversation. */
-export type Item =
-  | MessageItem
-  | (Common & {
+export type ResponseItem =
+  | ResponseMessageItem
+  | (ResponseItemBase & {
       readonly type: "function_call";
       readonly call_id: string;
       readonly name: string;
       readonly arguments: string;
       readonly namespace?: string;
     })
-  | (Common & {
+  | (ResponseItemBase & {
       readonly type: "function_call_output";
       readonly call_id: string;
-      readonly output: string | readonly Part[];
+      readonly output: string | readonly ResponsePart[];
     })
-  | (Common & {
+  | (ResponseItemBase & {
       readonly type: "reasoning";
-      readonly summary?: readonly Part[];
-      readonly content?: readonly Part[];
+      readonly summary?: readonly ResponsePart[];
+      readonly content?: readonly ResponsePart[];
     })
   | { readonly type: "item_reference"; readonly id: string };
 
 /** An item as callers write it: a message may lack its type. */
-export type ItemParam = Item | (Omit<MessageItem, "type"> & { readonly type?: "message" });
+export type ItemParam = ResponseItem | (Omit<ResponseMessageItem, "type"> & { readonly type?: "message" });
 
 /** A function that may be called. */
 export interface ResponseFunction {
@@ -58,7 +58,7 @@ export interface ResponseFunction {
 }
 
 /** A function, or functions that belong together. */
-export type Tool =
+export type ResponseTool =
   | ResponseFunction
   | {
       readonly type: "namespace";
@@ -68,22 +68,22 @@ export type Tool =
     };
 
 /** Names a function that the model calls. */
-export interface NamedFunction {
+export interface ResponseToolName {
   readonly type: "function";
   readonly name: string;
   readonly namespace?: string;
 }
 
 /** Which functions the model may call, or must call. */
-export type Choice =
+export type ResponseToolChoice =
   | "none"
   | "auto"
   | "required"
-  | NamedFunction
+  | ResponseToolName
   | {
       readonly type: "allowed_tools";
       readonly mode: "auto" | "required";
-      readonly tools: readonly NamedFunction[];
+      readonly tools: readonly ResponseToolName[];
     };
 
 /** A request. Null counts as absent. */
@@ -100,8 +100,8 @@ export interface ResponseRequest
   readonly store?: boolean | null;
   readonly stream?: boolean | null;
   readonly max_output_tokens?: number | null;
-  readonly tools?: readonly Tool[] | null;
-  readonly tool_choice?: Choice | null;
+  readonly tools?: readonly ResponseTool[] | null;
+  readonly tool_choice?: ResponseToolChoice | null;
   readonly parallel_tool_calls?: boolean | null;
   readonly text?: {
     readonly format?: {
@@ -127,7 +127,7 @@ export type Wanted = {
     ResponseRequest[Name]
   >;
 } & {
-  readonly input?: string | readonly Item[];
+  readonly input?: string | readonly ResponseItem[];
   readonly text?: {
     readonly format?: {
       readonly type: string;
@@ -143,7 +143,11 @@ export type Wanted = {
 
 /** An item of an answer. */
 export type OutputItem = { readonly id: string; readonly status: string } & (
-  | { readonly type: "reasoning"; readonly summary: readonly never[]; readonly content: readonly Part[] }
+  | {
+      readonly type: "reasoning";
+      readonly summary: readonly never[];
+      readonly content: readonly ResponsePart[];
+    }
   | {
       readonly type: "message";
       readonly role: "assistant";

@@ -20,7 +20,7 @@ import {
   running,
   type State,
 } from "./handover.js";
-import { isUseful, type Piece, tokensOf } from "./leg.js";
+import { type ChunkContents, isUseful, tokensOf } from "./leg.js";
 import {
   type Chunk,
   type ChunkChoice,
@@ -31,7 +31,7 @@ import {
   type RouteInfo,
   type Usage,
 } from "./openai.js";
-import type { Plan, Settled, Ticket } from "./plan.js";
+import type { RoutePlan, Settled, Ticket } from "./plan.js";
 import { withoutQuotes } from "./privacy.js";
 import { isPlain } from "./request.js";
 import { backoff } from "./retry.js";
@@ -40,7 +40,7 @@ import type { Side } from "./types.js";
 import { pause } from "./wait.js";
 import { Watch } from "./watch.js";
 
-export class Answer {
+export class HybridAnswer {
   readonly #request: HybridRequest;
   readonly #controller = new AbortController();
   readonly #head: Pick<Chunk, "id" | "object" | "created" | "model">;
@@ -49,7 +49,7 @@ export class Answer {
   #state: State;
   readonly #attempts = new Map<Side, Attempt>();
   #ticket: Ticket;
-  #held: Piece[] = [];
+  #held: ChunkContents[] = [];
   #error: Error | null = null;
   /** Text and tokens that the caller has. */
   #text = "";
@@ -67,7 +67,7 @@ export class Answer {
   constructor(
     private readonly router: Router,
     request: HybridRequest,
-    private readonly plan: Plan,
+    private readonly plan: RoutePlan,
   ) {
     const { max_completion_tokens: _, ...rest } = request;
     const { decision, policy, ticket } = plan;
@@ -161,7 +161,7 @@ export class Answer {
 
   // Performing the table's actions.
 
-  #showing(action: Action, piece: Piece | null): readonly Piece[] {
+  #showing(action: Action, piece: ChunkContents | null): readonly ChunkContents[] {
     if (action.do !== "show" && action.do !== "show_held") return [];
     const held = this.#held;
     this.#held = [];
@@ -169,7 +169,7 @@ export class Answer {
   }
 
   /** Runs every action except showing. Asking the router returns an event. */
-  async #done(action: Action, piece: Piece | null): Promise<"admitted" | "barred" | null> {
+  async #done(action: Action, piece: ChunkContents | null): Promise<"admitted" | "barred" | null> {
     throwIfAborted(this.#signal);
     if (action.do === "hold" && piece) this.#held.push(piece);
     else if (action.do === "drop") this.#held = [];
@@ -317,7 +317,7 @@ export class Answer {
     return { on: "failed", side, code: error instanceof CloudError ? error.reason : failureOf(error) };
   }
 
-  #measure(attempt: Attempt, piece: Piece): number {
+  #measure(attempt: Attempt, piece: ChunkContents): number {
     this.#usage = piece.usage ?? this.#usage;
     const isFirst = attempt.count === 0;
     const tokens = heard(attempt, piece);
@@ -327,7 +327,7 @@ export class Answer {
 
   // Showing and recording.
 
-  *#emit({ choices, model }: Piece): Generator<Chunk> {
+  *#emit({ choices, model }: ChunkContents): Generator<Chunk> {
     const [choice] = choices;
     if (!choice) return;
     const logprobs = this.#asked(choice.logprobs ?? null);

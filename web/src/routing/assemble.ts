@@ -2,10 +2,10 @@
 
 import { addCall } from "../protocol/calls.js";
 import { CloudError } from "../protocol/errors.js";
-import type { Answer } from "./answer.js";
+import type { HybridAnswer } from "./answer.js";
 import type { Choice, Chunk, Completion } from "./openai.js";
 
-export async function assemble(answer: Answer): Promise<Completion> {
+export async function assemble(answer: HybridAnswer): Promise<Completion> {
   const message: Choice["message"] = { role: "assistant", content: "" };
   const choice: Choice = { index: 0, message, finish_reason: "stop", logprobs: null };
   let last: Chunk | null = null;

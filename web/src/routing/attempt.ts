@@ -1,7 +1,7 @@
 /** One side's part of an answer, for accounting. */
 
 import type { HandoverEvent } from "./handover.js";
-import { type Leg, type Piece, tokensIn } from "./leg.js";
+import { type ChunkContents, type Leg, tokensIn } from "./leg.js";
 import type { Usage } from "./openai.js";
 import type { Ticket } from "./plan.js";
 import type { Router } from "./router.js";
@@ -23,7 +23,7 @@ export interface Attempt extends Leg {
 
 export interface Happened {
   readonly event: HandoverEvent;
-  readonly piece: Piece | null;
+  readonly piece: ChunkContents | null;
 }
 
 /** Makes an attempt that begins now. `before`: tokens of the answer so far. */
@@ -33,7 +33,7 @@ export function attempt(leg: Leg, ticket: Ticket, watch: Watch | null, before: n
 }
 
 /** Records a piece; returns its number of tokens. */
-export function heard(attempt: Attempt, piece: Piece): number {
+export function heard(attempt: Attempt, piece: ChunkContents): number {
   attempt.usage = piece.usage ?? attempt.usage;
   const tokens = tokensIn(piece);
   if (tokens === 0) return 0;

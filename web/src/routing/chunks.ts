@@ -1,7 +1,7 @@
 /** Checks a cloud's chunks: no value of a wrong type gets into an answer. */
 
 import { CloudError } from "../protocol/errors.js";
-import type { Piece } from "./leg.js";
+import type { ChunkContents } from "./leg.js";
 import type {
   ChunkChoice,
   Delta,
@@ -18,7 +18,7 @@ type Fields = Readonly<Record<string, unknown>>;
  * Returns the piece in a chunk. CloudError ("shape") where it has not OpenAI's shape, ("error") where it is
  * an error.
  */
-export function pieceIn(value: unknown): Piece {
+export function pieceIn(value: unknown): ChunkContents {
   const { error, choices, usage, model } = fields(value, "a chunk");
   if (error !== undefined && error !== null) {
     const { message } = typeof error === "object" ? (error as Fields) : { message: error };

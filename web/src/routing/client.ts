@@ -2,7 +2,7 @@
 
 import { later } from "../protocol/errors.js";
 import type { ResponseRequest, Responses } from "../responses/types.js";
-import { Answer } from "./answer.js";
+import { HybridAnswer } from "./answer.js";
 import { assemble } from "./assemble.js";
 import type { CloudOptions } from "./cloud.js";
 import type { DeviceEngine } from "./device.js";
@@ -86,7 +86,7 @@ export class HybridCompletions {
   async create(request: HybridRequest): Promise<AsyncIterable<Chunk> | Completion> {
     const asked = hintsOf(request);
     const plan = await this.router.plan(asked);
-    const answer = new Answer(this.router, asked.request, plan);
+    const answer = new HybridAnswer(this.router, asked.request, plan);
     if (!request.stream) return assemble(answer);
     const chunks = answer.chunks();
     // Read the first chunk here, so that a request that cannot be answered rejects `create` and not the loop
@@ -103,7 +103,7 @@ export class HybridCompletions {
  * Ends answers whose stream was garbage-collected, so that nobody can end them: their reservations are
  * released.
  */
-const UNREAD = new FinalizationRegistry<Answer>((answer) => answer.abort());
+const UNREAD = new FinalizationRegistry<HybridAnswer>((answer) => answer.abort());
 
 async function* preceded(first: Chunk, rest: AsyncGenerator<Chunk>): AsyncGenerator<Chunk> {
   try {

@@ -2,7 +2,7 @@
 
 import { CloudError, RequestError, throwIfAborted } from "../protocol/errors.js";
 import { pieceIn } from "./chunks.js";
-import { ends, isUseful, type Piece } from "./leg.js";
+import { type ChunkContents, ends, isUseful } from "./leg.js";
 import type { HybridRequest } from "./openai.js";
 import type { Timeouts } from "./policy.js";
 import { events, textOf } from "./sse.js";
@@ -86,7 +86,7 @@ export class Cloud {
    * Yields the answer's pieces. Throws RequestError where the server rejects the request, CloudError where it
    * fails or its stream ends early, or the signal's reason.
    */
-  async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
+  async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<ChunkContents> {
     const { signal: _, ...fields } = request;
     const model = this.#model ?? fields.model ?? (await this.#firstModel(signal));
     const body = {
@@ -101,7 +101,7 @@ export class Cloud {
     yield* this.#pieces(response.body, signal);
   }
 
-  async *#pieces(body: ReadableStream<Uint8Array>, signal: AbortSignal): AsyncGenerator<Piece> {
+  async *#pieces(body: ReadableStream<Uint8Array>, signal: AbortSignal): AsyncGenerator<ChunkContents> {
     let complete = false;
     const records = events(body);
     let limit = this.timeouts.first_token;

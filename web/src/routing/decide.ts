@@ -8,11 +8,11 @@
 import type { Policy } from "./policy.js";
 import {
   type CloudState,
-  type Decision,
   type DeviceState,
   type Mode,
   type Prediction,
   type Reason,
+  type RouteDecision,
   type RouteRequest,
   reason,
   type Side,
@@ -27,7 +27,7 @@ export function decide(
   device: DeviceState,
   cloud: CloudState,
   policy: Policy,
-): Decision {
+): RouteDecision {
   const mode = modeOf(request, policy);
   const predicted = { device: predictDevice(request, device), cloud: predictCloud(request, cloud) };
   const cost = costOf(request.prompt_tokens, request.max_tokens, cloud, policy);
@@ -147,7 +147,7 @@ interface Case {
   readonly cloud: CloudState;
   readonly policy: Policy;
   readonly mode: Mode;
-  readonly predicted: Decision["predicted"];
+  readonly predicted: RouteDecision["predicted"];
 }
 
 interface Wanted {

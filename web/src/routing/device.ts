@@ -11,9 +11,9 @@ import type {
   ReadPrompt,
   ReadPromptOptions,
 } from "../protocol/openai.js";
-import { SAMPLING } from "../protocol/sampling.js";
-import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
+import { type ChunkContents, ends, isUseful, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
+import { SERVICE_FIELDS } from "./service-fields.js";
 import type { Feature } from "./types.js";
 import { within } from "./wait.js";
 
@@ -69,23 +69,6 @@ export interface DeviceTimeouts {
 /** Seconds to wait for the engine's state. */
 const ASK_SECONDS = 0.5;
 
-/** The parameters of a request that an engine takes. */
-const TAKEN = [
-  ...SAMPLING,
-  "max_tokens",
-  "max_completion_tokens",
-  "logit_bias",
-  "ignore_eos",
-  "logprobs",
-  "top_logprobs",
-  "continue_final_message",
-  "chat_template_kwargs",
-  "tools",
-  "tool_choice",
-  "parallel_tool_calls",
-  "response_format",
-] as const;
-
 /**
  * Yields the answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent,
  * or the signal's reason.
@@ -95,12 +78,8 @@ export async function* deviceStream(
   request: HybridRequest,
   timeouts: DeviceTimeouts,
   signal: AbortSignal,
-): AsyncGenerator<Piece> {
+): AsyncGenerator<ChunkContents> {
   if (!engine) throw new DeviceError("No model is loaded on this device.");
-  const taken = Object.fromEntries(
-    TAKEN.flatMap((name) => (request[name] == null ? [] : [[name, request[name]]])),
-  );
-  const messages = messagesOf(request);
   let complete = false;
   let limit = timeouts.first_token;
   const late = (suspended: boolean): Error =>
@@ -112,8 +91,8 @@ export async function* deviceStream(
   let iterator: AsyncIterator<ChatCompletionChunk> | null = null;
   try {
     const asked = {
-      ...taken,
-      messages,
+      ...fieldsOf(request),
+      messages: messagesOf(request),
       stream: true,
       stream_options: { include_usage: true },
       signal,
@@ -137,6 +116,13 @@ export async function* deviceStream(
   }
   throwIfAborted(signal);
   if (!complete) throw new DeviceError("The device's answer ended before it was complete.");
+}
+
+/** The fields for the engine, which rejects those that it does not know. */
+function fieldsOf(request: HybridRequest): ChatCompletionRequest {
+  const service: readonly string[] = SERVICE_FIELDS;
+  const fields = Object.entries(request).filter(([name]) => !service.includes(name));
+  return Object.fromEntries(fields) as unknown as ChatCompletionRequest;
 }
 
 /** Tokens of the prompt; null where the engine cannot count them, or not at once. */

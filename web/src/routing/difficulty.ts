@@ -10,12 +10,12 @@
 export interface DifficultyModel {
   readonly format: number;
   readonly categories: Readonly<Record<string, string>>;
-  readonly heads: { readonly open: Head; readonly choice: Head };
+  readonly heads: { readonly open: LinearHead; readonly choice: LinearHead };
   readonly knots: readonly number[];
 }
 
 /** A logistic regression: its features, how each is scaled, their weights. */
-export interface Head {
+export interface LinearHead {
   readonly features: readonly string[];
   readonly mean: readonly number[];
   readonly scale: readonly number[];
@@ -106,7 +106,7 @@ function scorer(model: DifficultyModel): Difficulty {
   };
 }
 
-function probability(head: Head, found: Features): number {
+function probability(head: LinearHead, found: Features): number {
   let total = 0;
   for (const [at, name] of head.features.entries()) {
     const standard = ((found[name] ?? 0) - (head.mean[at] ?? 0)) / (head.scale[at] ?? 1);

@@ -8,7 +8,7 @@
  */
 
 import type { Policy } from "./policy.js";
-import { type Decision, type Reason, reason, type Side } from "./types.js";
+import { type Reason, type RouteDecision, reason, type Side } from "./types.js";
 
 /**
  * racing: both sides answer, nothing is shown yet. asking: the router decides whether a side may take over.
@@ -110,7 +110,7 @@ type Row = (rules: Rules, state: State, event: HandoverEvent) => Next;
 /** Makes the rules of one answer. A whole answer is shown only at its end, so all of it can be replaced. */
 export function rulesOf(
   policy: Policy,
-  decision: Decision,
+  decision: RouteDecision,
   answer: {
     readonly max_tokens: number;
     readonly plain: boolean;

@@ -10,7 +10,7 @@ export { HybridClient, type HybridCompletions } from "./client.js";
 export type { CloudOptions } from "./cloud.js";
 export { blocksOf, costOf, decide, predictCloud, predictDevice } from "./decide.js";
 export type { DeviceEngine, DeviceTimeouts, DeviceTools } from "./device.js";
-export type { DifficultyModel, Head } from "./difficulty.js";
+export type { DifficultyModel, LinearHead } from "./difficulty.js";
 export type { Hints } from "./hints.js";
 export type { Knowledge } from "./knowledge.js";
 export { Ledger, type LedgerRecord } from "./ledger.js";

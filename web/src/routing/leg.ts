@@ -5,19 +5,19 @@ import type { Side } from "./types.js";
 
 export interface Leg {
   readonly side: Side;
-  readonly pieces: AsyncGenerator<Piece>;
+  readonly pieces: AsyncGenerator<ChunkContents>;
   /** Ends it; pending reads reject. */
   readonly abort: () => void;
 }
 
 /** The contents of one chunk. */
-export interface Piece {
+export interface ChunkContents {
   readonly choices: readonly ChunkChoice[];
   readonly usage: Usage | null;
   readonly model: string;
 }
 
-export function pieceOf(chunk: Chunk): Piece {
+export function pieceOf(chunk: Chunk): ChunkContents {
   return { choices: chunk.choices, usage: chunk.usage ?? null, model: chunk.model };
 }
 
@@ -34,7 +34,7 @@ export function tokensOf({ delta, logprobs }: ChunkChoice): number {
   return scored || (written ? 1 : 0);
 }
 
-export function tokensIn({ choices }: Piece): number {
+export function tokensIn({ choices }: ChunkContents): number {
   return choices.reduce((sum, choice) => sum + tokensOf(choice), 0);
 }
 
@@ -43,6 +43,6 @@ function hasText(text: string | null | undefined): boolean {
 }
 
 /** Whether it is the answer's last piece: a stream without it was cut. */
-export function ends({ choices }: Piece): boolean {
+export function ends({ choices }: ChunkContents): boolean {
   return choices.some(({ finish_reason }) => finish_reason !== null && finish_reason !== undefined);
 }

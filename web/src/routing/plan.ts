@@ -6,10 +6,10 @@ import type { Doubt } from "./monitor.js";
 import type { Message } from "./openai.js";
 import type { Policy } from "./policy.js";
 import type { Marks } from "./privacy.js";
-import type { CloudState, Decision, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
+import type { CloudState, DeviceState, PrivateBy, RouteDecision, RouteRequest, Side } from "./types.js";
 
 /** A decision with its inputs. */
-export interface Plan {
+export interface RoutePlan {
   readonly id: string;
   readonly messages: readonly Message[];
   readonly request: RouteRequest;
@@ -21,9 +21,9 @@ export interface Plan {
   readonly device: DeviceState;
   readonly cloud: CloudState;
   /** The decision that is carried out. */
-  readonly decision: Decision;
+  readonly decision: RouteDecision;
   /** In shadow mode: the decision without it. */
-  readonly would: Decision | null;
+  readonly would: RouteDecision | null;
   readonly ticket: Ticket;
   readonly told: Told | null;
 }

@@ -3,14 +3,14 @@
 import type { Knowledge } from "./knowledge.js";
 import type { First, Monitor } from "./monitor.js";
 import type { RouteInfo, Usage } from "./openai.js";
-import type { Plan, Told } from "./plan.js";
+import type { RoutePlan, Told } from "./plan.js";
 import type {
   CloudState,
-  Decision,
   DeviceState,
   Mode,
   PrivateBy,
   Reason,
+  RouteDecision,
   RouteRequest,
   Side,
 } from "./types.js";
@@ -50,8 +50,8 @@ export interface DecisionRecord {
   readonly cloud: CloudState;
   readonly policy: { readonly mode: Mode; readonly difficulty_threshold: number };
   /** The decision that was carried out, and in shadow mode the one without it. */
-  readonly decision: Decision;
-  readonly would: Decision | null;
+  readonly decision: RouteDecision;
+  readonly would: RouteDecision | null;
   readonly outcome: Outcome;
   /** What the device's model showed about the prompt, and which artifact it was. */
   readonly knowledge?: Knowledge;
@@ -77,7 +77,7 @@ export interface Ending {
  * The record of a plan and its end. It has texts only where the policy allows them, and never those of a
  * private request.
  */
-export function recordOf(plan: Plan, created: number, ending: Ending): DecisionRecord {
+export function recordOf(plan: RoutePlan, created: number, ending: Ending): DecisionRecord {
   const { id, request, private_by, device, cloud, policy, decision, would, messages, told } = plan;
   const { info, usage, ttft, seconds, finish, monitor, beginning, text, failure } = ending;
   const { spent, saved, path, degraded, reasons, route } = info;

@@ -16,7 +16,7 @@ import type { Leg } from "./leg.js";
 import type { Doubt } from "./monitor.js";
 import { type HybridRequest, limitOf, type Message, type Usage } from "./openai.js";
 import type { HybridOptions } from "./options.js";
-import type { Plan, Settled, Ticket, Told } from "./plan.js";
+import type { RoutePlan, Settled, Ticket, Told } from "./plan.js";
 import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
 import { type Marks, PrivateTexts } from "./privacy.js";
 import { noRoute } from "./reasons.js";
@@ -130,7 +130,7 @@ export class Router {
   /**
    * Decides for a request and admits it. Queries only the device. Throws RouteError where no side may answer.
    */
-  async plan({ request, hints }: Asked): Promise<Plan> {
+  async plan({ request, hints }: Asked): Promise<RoutePlan> {
     const { mode, conversation, expected_tokens } = hints;
     const { messages } = request;
     const { signal: _, ...said } = request;
@@ -184,7 +184,7 @@ export class Router {
   }
 
   /** The plan with its present privacy, which may have changed since it was decided. */
-  now(plan: Plan): Plan {
+  now(plan: RoutePlan): RoutePlan {
     const private_by = plan.private_by ?? this.#privateBy(plan.marks, plan);
     if (private_by === plan.private_by) return plan;
     const request = { ...plan.request, private: true, quotes_private: private_by === "quote" };
@@ -192,7 +192,7 @@ export class Router {
   }
 
   /** Lets a side take over if it may now; everything is checked again. */
-  admit(given: Plan, side: Side, begun: boolean): Ticket | null {
+  admit(given: RoutePlan, side: Side, begun: boolean): Ticket | null {
     if (side === "cloud" && begun && !(this.#cloud?.options.continues ?? true)) return null;
     const plan = this.now(given);
     const spent = this.#ledger.spentConversation(plan.conversation);
@@ -202,7 +202,7 @@ export class Router {
   }
 
   /** Opens a side's part of an answer. */
-  open({ side }: Ticket, request: HybridRequest, plan: Plan, parent: AbortSignal): Leg {
+  open({ side }: Ticket, request: HybridRequest, plan: RoutePlan, parent: AbortSignal): Leg {
     const controller = childController(parent);
     return {
       side,
@@ -215,7 +215,7 @@ export class Router {
    * Accounts for a call that ended, well or with an error; null: it was left. Returns its cost, computed from
    * `used`.
    */
-  leave(ticket: Ticket, plan: Plan, outcome: Settled, used: Usage | null): number {
+  leave(ticket: Ticket, plan: RoutePlan, outcome: Settled, used: Usage | null): number {
     if (ticket.ended) return 0;
     ticket.ended = true;
     const { breaker, pass, reservation } = ticket;
@@ -233,20 +233,20 @@ export class Router {
   }
 
   /** Writes the decision record of an answer that ended. */
-  record(plan: Plan, created: number, ending: Ending): void {
+  record(plan: RoutePlan, created: number, ending: Ending): void {
     this.records.add(recordOf(this.now(plan), created, ending));
   }
 
   /** The cloud's price of these tokens. */
   price(
-    { policy, cloud }: Pick<Plan, "policy" | "cloud">,
+    { policy, cloud }: Pick<RoutePlan, "policy" | "cloud">,
     { prompt_tokens, completion_tokens }: Usage,
   ): number {
     return costOf(prompt_tokens, completion_tokens, cloud, policy);
   }
 
   /** Records an answer: the conversation's last side, and the state to store. */
-  remember(plan: Plan, route: Side, tokens: number, answer: string): void {
+  remember(plan: RoutePlan, route: Side, tokens: number, answer: string): void {
     const { conversation, private_by } = this.now(plan);
     if (private_by !== null && answer !== "") {
       const said = { messages: [{ role: "assistant", content: answer }] };
@@ -290,7 +290,7 @@ export class Router {
     return found;
   }
 
-  #pieces(side: Side, request: HybridRequest, plan: Plan, signal: AbortSignal): Leg["pieces"] {
+  #pieces(side: Side, request: HybridRequest, plan: RoutePlan, signal: AbortSignal): Leg["pieces"] {
     if (side === "device") {
       const { device_first_token, device_between } = this.#policy.timeouts;
       const timeouts = { first_token: device_first_token, between: device_between };
@@ -304,7 +304,7 @@ export class Router {
   }
 
   /** Makes the ticket of a call. Called without an await after the decision. */
-  #ticket(plan: Pick<Plan, "request" | "conversation" | "policy" | "cloud">, side: Side): Ticket {
+  #ticket(plan: Pick<RoutePlan, "request" | "conversation" | "policy" | "cloud">, side: Side): Ticket {
     const breaker = this.#breakers[side];
     const { prompt_tokens, max_tokens } = plan.request;
     const most = { prompt_tokens, completion_tokens: max_tokens, total_tokens: prompt_tokens + max_tokens };

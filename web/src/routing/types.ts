@@ -102,7 +102,7 @@ export interface Prediction {
 }
 
 /** Where a request goes, and where it goes if that fails. `route` null: nowhere, and `reasons` say why. */
-export interface Decision {
+export interface RouteDecision {
   readonly route: Side | null;
   readonly fallback: Side | null;
   /** Whether the device answers though the cloud was wanted. */

@@ -1,6 +1,6 @@
 /** Watches a device's answer with the monitor. */
 
-import { ends, type Piece } from "./leg.js";
+import { type ChunkContents, ends } from "./leg.js";
 import { type Doubt, Monitor, type WatchedToken } from "./monitor.js";
 import type { HybridRequest } from "./openai.js";
 import type { MonitorOptions } from "./policy.js";
@@ -40,7 +40,7 @@ export class Watch {
    * Returns why the answer should be escalated at this piece, or null. A piece without logprobs counts as one
    * token.
    */
-  push(piece: Piece): Reason | null {
+  push(piece: ChunkContents): Reason | null {
     const [choice] = piece.choices;
     if (!this.on || !choice) return null;
     if (ends(piece)) return this.monitor.end();

@@ -1,5 +1,5 @@
 import { alone, type MovableFileHandle, remove } from "./files.js";
-import type { Part } from "./http.js";
+import type { PartialDownload } from "./http.js";
 
 /** Suffix of the names of partly downloaded files. */
 export const BEGUN = ".begun";
@@ -43,7 +43,7 @@ export class BegunFile {
   }
 
   /** Reads the part of a file of `size` bytes; undefined where there is none. */
-  read(size: number): Part | undefined {
+  read(size: number): PartialDownload | undefined {
     if (this.#size > size) this.clear();
     // For a complete file, the last byte is requested once more, so that it is verified as any other.
     const received = Math.min(this.#size, size - 1);

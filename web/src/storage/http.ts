@@ -28,7 +28,7 @@ export interface DownloadOptions {
 export const SILENCE_MS = 30_000;
 
 /** The beginning of a file whose download broke off. */
-export interface Part {
+export interface PartialDownload {
   /** The bytes; the array is as long as the whole file. */
   readonly bytes: Uint8Array<ArrayBuffer>;
   readonly received: number;
@@ -56,7 +56,7 @@ export type Download =
       readonly problem: string;
       readonly code: ErrorCode;
       readonly retry: boolean;
-      readonly part?: Part;
+      readonly part?: PartialDownload;
     };
 
 /**
@@ -67,7 +67,7 @@ export async function download(
   url: URL,
   size: number,
   options: DownloadOptions,
-  begun?: Part,
+  begun?: PartialDownload,
 ): Promise<Download> {
   throwIfAborted(options.signal);
   const bytes = begun?.bytes ?? new Uint8Array(size);

@@ -4,6 +4,7 @@
  */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
+import { prepareChat } from "../../src/page/requests.js";
 import { DeviceError } from "../../src/protocol/errors.js";
 import type {
   ChatCompletionChunk,
@@ -54,7 +55,7 @@ function word(text: string, logprob: number | null, most = 0): ChatCompletionChu
   ];
 }
 
-/** A device whose fields set the faults. */
+/** A device that checks requests as the engine does; its fields set the faults. */
 export class FakeDevice implements DeviceEngine {
   readonly model = {
     ...{ name: "near", contextLength: 1000, vocabSize: 3 },
@@ -80,6 +81,7 @@ export class FakeDevice implements DeviceEngine {
         this.requests.push(request);
         if (request.logprobs && !this.hasLogprobs)
           throw Object.assign(new Error("none"), { name: "RequestError", param: "logprobs" });
+        prepareChat(request, this.model.name);
         return this.#answer(request);
       },
     },

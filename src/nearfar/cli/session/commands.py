@@ -19,7 +19,7 @@ class Leave(Exception):
 
 
 @dataclass(frozen=True)
-class Command:
+class SessionCommand:
     """A command: its arguments, its line of help, and its function."""
 
     argument: str
@@ -134,17 +134,19 @@ def _path(command: str, argument: str) -> Path:
 
 
 COMMANDS = {
-    "help": Command("", "list the commands", _help),
-    "retry": Command("", "answer the last question again", _retry),
-    "reset": Command("", "forget the conversation; the system prompt stays", _reset),
-    "system": Command(
+    "help": SessionCommand("", "list the commands", _help),
+    "retry": SessionCommand("", "answer the last question again", _retry),
+    "reset": SessionCommand("", "forget the conversation; the system prompt stays", _reset),
+    "system": SessionCommand(
         "[TEXT]", f"show the system prompt, or set it ({DEFAULT}: none) and start afresh", _system
     ),
-    "set": Command("[NAME [VALUE]]", f"show the settings, or change one ({DEFAULT}: back again)", _set),
-    "stats": Command("[on|off]", "speeds of the last answer; on: after each answer", _stats),
-    "save": Command("FILE", "write the conversation as JSON", _save),
-    "load": Command("FILE", "continue a conversation that was saved", _load),
-    "exit": Command("", "leave; so does Ctrl-D", _exit),
+    "set": SessionCommand(
+        "[NAME [VALUE]]", f"show the settings, or change one ({DEFAULT}: back again)", _set
+    ),
+    "stats": SessionCommand("[on|off]", "speeds of the last answer; on: after each answer", _stats),
+    "save": SessionCommand("FILE", "write the conversation as JSON", _save),
+    "load": SessionCommand("FILE", "continue a conversation that was saved", _load),
+    "exit": SessionCommand("", "leave; so does Ctrl-D", _exit),
 }
 NICKNAMES = {"quit": "exit", "bye": "exit", "?": "help"}
 FILES = ("save", "load")

@@ -13,7 +13,7 @@ FENCE = '"""'
 HOW = f"A line that ends in \\ goes on in the next; {FENCE} begins a text of several lines, and ends it."
 
 
-class Reader(Protocol):
+class QuestionReader(Protocol):
     """A source of questions."""
 
     def read(self) -> str | None:

@@ -24,11 +24,11 @@ from nearfar.kernels.pieces import MatrixPiece, placed
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.gpu.kernels.append.quantizer import Quantizer
 from nearfar.targets.gpu.kernels.append.rows import PLACE, factor, turn
-from nearfar.targets.gpu.kernels.attention.cached import Cached, Quantized
-from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.attention.cached import Cached, PageWords
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors
 from nearfar.targets.gpu.kernels.common import select, stored
 from nearfar.targets.gpu.kernels.linear.matvec import VECTOR_ROWS
-from nearfar.targets.gpu.kernels.linear.sums import LANES, Columns, Product, Sums, rows_of
+from nearfar.targets.gpu.kernels.linear.sums import LANES, LaneColumns, Product, Sums, rows_of
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
@@ -77,7 +77,7 @@ def project(job: Project, tuning: Tuning) -> Staged:
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadDivision:
     """How workgroups divide heads: each half of a head is `half` vectors, and a workgroup has `lanes` of
     them. `quantized`: appended rows become codes. The launch has the heads from `first` on.
     """
@@ -89,13 +89,15 @@ class Heads:
     first: int = 0
 
     @staticmethod
-    def of(job: Project, first: int = 0) -> Heads:
+    def of(job: Project, first: int = 0) -> HeadDivision:
         """How a job's heads from `first` on are divided among lanes."""
         half = job.paged.head_dim // PAIRS
         normed = job.paged.norm_eps is not None or job.paged.v_norm_eps is not None
         quantized = job.paged.append and job.paged.kv_dtype in BITS
         lines = (lanes for lanes in range(LANES, half) if half % lanes == 0)
-        return Heads(half, half if normed or quantized else next(lines, half), normed, quantized, first)
+        return HeadDivision(
+            half, half if normed or quantized else next(lines, half), normed, quantized, first
+        )
 
     def head(self, bx):
         """The head of a workgroup."""
@@ -109,13 +111,13 @@ class Heads:
         """The index of a lane's vector within a half."""
         return bx % (self.half // self.lanes) * self.lanes + tx
 
-    def columns(self, heads: int) -> Columns:
+    def columns(self, heads: int) -> LaneColumns:
         """The columns of `heads` heads, counted from the first."""
 
         def place(bx, tx, side):
             return self.place(bx, tx, side) - self.first * 2 * self.half
 
-        return Columns(heads * self.half // self.lanes, place, 2, self.lanes)
+        return LaneColumns(heads * self.half // self.lanes, place, 2, self.lanes)
 
 
 def _deeper(tuning: Tuning) -> Tuning:
@@ -128,11 +130,11 @@ def _deeper(tuning: Tuning) -> Tuning:
 
 def _kernel(job: Project, piece: MatrixPiece, tuning: Tuning) -> tirx.PrimFunc:
     linear, paged = job.linear, job.paged
-    heads = Heads.of(job, piece.first // paged.head_dim)
+    heads = HeadDivision.of(job, piece.first // paged.head_dim)
     m, k, half, lanes = job.m, linear.matrix.k, heads.half, heads.lanes
     kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
     columns = heads.columns(piece.matrix.n // paged.head_dim)
-    cached, layout = Cached.of(paged, Head.of(paged)), Quantized.of(paged)
+    cached, layout = Cached.of(paged, HeadVectors.of(paged)), PageWords.of(paged)
     shared = m * lanes * 4 * heads.normed + (Quantizer(layout, m).shared_bytes if heads.quantized else 0)
     product = Product(m, linear.x_dtype, piece.matrix, columns, linear.norm, shared)
     sums = Sums(product, _deeper(tuning))

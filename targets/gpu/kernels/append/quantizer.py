@@ -20,7 +20,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from nearfar.targets.gpu.kernels.attention.cached import BYTE, Quantized, half_of
+from nearfar.targets.gpu.kernels.attention.cached import BYTE, PageWords, half_of
 from nearfar.targets.gpu.kernels.common import (
     HIGHEST,
     INFINITE_F32,
@@ -41,7 +41,7 @@ _NAN_F16 = 0x7E00
 
 
 @dataclass(frozen=True)
-class Memory:
+class QuantizerMemory:
     """The quantizer's working memory.
 
     The workgroup keeps, for each vector of a head, its least and largest component and, with 4 bits, the
@@ -67,7 +67,7 @@ class Quantizer:
     side i % SIDES of the lane's row i / SIDES.
     """
 
-    layout: Quantized
+    layout: PageWords
     rows: int
     own: int = 1
 
@@ -86,10 +86,10 @@ class Quantizer:
         """Bytes of workgroup memory that the quantizer needs."""
         return 4 * self.rows * self.count * (2 + 2 * self.joins)
 
-    def memory(self) -> Memory:
+    def memory(self) -> QuantizerMemory:
         """Declare the memory of a lane and its workgroup."""
         held = self.rows * self.count
-        return Memory(
+        return QuantizerMemory(
             shared_array("low", held, "float32"),
             shared_array("high", held, "float32"),
             shared_array("told", held, "uint32") if self.joins else None,
@@ -99,7 +99,7 @@ class Quantizer:
             local_array("words", 2 * SIDES * self.own, "uint32"),
         )
 
-    def measure(self, held: Memory, row, d, vectors, i) -> None:
+    def measure(self, held: QuantizerMemory, row, d, vectors, i) -> None:
         """Saturate vector `d` of a row, vectors[i], and write its least and largest component to workgroup
         memory; a barrier must follow.
         """
@@ -113,7 +113,7 @@ class Quantizer:
         most = T.Select(held.ends[0] > T.float32(0), T.float32(NONE), _folded(T.max, numbers))
         T.buffer_store(held.high, most, [row * self.count + d])
 
-    def encode(self, held: Memory, row, d, vectors, i, weights) -> None:
+    def encode(self, held: QuantizerMemory, row, d, vectors, i, weights) -> None:
         """Compute the words of vector `d` of a row, vectors[i], for `write`.
 
         With 4 bits, share its codes with the other lanes, and the sum of its rounding errors times `weights`,
@@ -151,7 +151,7 @@ class Quantizer:
             T.buffer_store(held.told, held.words[codes], [own])
             T.buffer_store(held.left, ends[3], [own])
 
-    def write(self, held: Memory, row, d, i, cache, page, head, offset) -> None:
+    def write(self, held: QuantizerMemory, row, d, i, cache, page, head, offset) -> None:
         """Write scale and offset of the group of vector `d`, vectors[i], and its codes to a position of the
         cache.
 
@@ -173,7 +173,7 @@ class Quantizer:
             word = held.told[place] | T.shift_left(held.told[place + layout.apart], T.uint32(4))
             T.buffer_store(cache, word, [page, head, *layout.index(layout.code_place(offset, d))])
 
-    def _move(self, held: Memory, row, d, i) -> None:
+    def _move(self, held: QuantizerMemory, row, d, i) -> None:
         """Move the offset of the group that begins with vector `d` by its rounding errors; NaN stays NaN."""
         bits, ends = T.Bind(held.words[i]), held.ends
         T.buffer_store(ends, half_of(bits, high=True), [0])

@@ -16,8 +16,8 @@ from tvm.script import tirx as T
 from nearfar.kernels.jobs import RopeAppend, Rows
 from nearfar.targets.gpu.kernels.append.quantizer import Quantizer
 from nearfar.targets.gpu.kernels.append.rows import PLACE, factor, turn
-from nearfar.targets.gpu.kernels.attention.cached import Cached, Quantized
-from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.attention.cached import Cached, PageWords
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors
 from nearfar.targets.gpu.kernels.common import ceil_div, stored
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import WIDTH, at, f32x4, joined, spread
@@ -35,8 +35,8 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
     kernel has only eight buffers.
     """
     m, heads, kv = job.m, job.heads, job.kv_heads
-    layout, half, all_heads = Quantized.of(job), job.head_dim // (2 * WIDTH), job.x_heads
-    cached, turning = Cached.of(job, Head.of(job)), heads + kv
+    layout, half, all_heads = PageWords.of(job), job.head_dim // (2 * WIDTH), job.x_heads
+    cached, turning = Cached.of(job, HeadVectors.of(job)), heads + kv
     facts = described(job, rotated).out[0][1] // WIDTH
     rows_of_group = min(max(THREADS // half, 1), m)
     quantizer = Quantizer(layout, rows_of_group)

@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 
 from nearfar.format.kv import BITS, UNIT, group_size, row_words
 from nearfar.kernels.jobs import Paged
-from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors
 from nearfar.targets.gpu.kernels.common import exactly, f32, high_half, low_half
 from nearfar.targets.gpu.kernels.script.text import local_array
 from nearfar.targets.gpu.kernels.script.vectors import WIDTH, joined, number_of, spread
@@ -31,7 +31,7 @@ _F16_EXPONENT, _F16_MANTISSA, _F16_SIGN = 0x7C00, 0x3FF, 0x8000
 
 
 @dataclass(frozen=True)
-class Quantized:
+class PageWords:
     """The places of a row's words in a page's head."""
 
     head_dim: int
@@ -40,14 +40,14 @@ class Quantized:
     group: int
 
     @staticmethod
-    def of(job: Paged) -> Quantized | None:
+    def of(job: Paged) -> PageWords | None:
         """The layout of a job's quantized cache; None if the cache holds floats."""
         if job.kv_dtype not in BITS:
             return None
         bits = BITS[job.kv_dtype]
         group = group_size(job.head_dim, bits)
         assert group is not None  # PlannedTarget.check has refused other shapes
-        return Quantized(job.head_dim, job.page_size, bits, group)
+        return PageWords(job.head_dim, job.page_size, bits, group)
 
     @property
     def row(self) -> int:
@@ -100,13 +100,13 @@ class Cached:
     """The keys or values of a job's cache; `head`: the vectors into which the kernel divides a head."""
 
     job: Paged
-    head: Head
-    quantized: Quantized | None
+    head: HeadVectors
+    quantized: PageWords | None
 
     @staticmethod
-    def of(job: Paged, head: Head) -> Cached:
+    def of(job: Paged, head: HeadVectors) -> Cached:
         """The cache that a job reads."""
-        return Cached(job, head, Quantized.of(job))
+        return Cached(job, head, PageWords.of(job))
 
     @property
     def dtype(self) -> str:
@@ -124,7 +124,7 @@ class Cached:
         """
         if self.quantized is None:
             return None
-        return Loaded(
+        return LoadLocals(
             local_array("words", 2, "uint32"),
             local_array("unit", 2, "float32"),
             local_array("loaded", 1, f"float32x{WIDTH}"),
@@ -160,7 +160,7 @@ class Cached:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadLocals:
     """Locals for loading: the words of four components and of their group's scale and offset; these as
     numbers; the vector.
     """

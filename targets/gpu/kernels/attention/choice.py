@@ -9,7 +9,7 @@ from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.gpu.kernels import software
 from nearfar.targets.gpu.kernels.attention import flash_decode, flash_prefill
 from nearfar.targets.gpu.kernels.attention.combine import gathered_bytes, row_bytes
-from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors
 from nearfar.targets.gpu.kernels.linear.matvec import VECTOR_ROWS, room, workgroups
 from nearfar.targets.gpu.kernels.script.vectors import WIDTH, fits
 
@@ -37,7 +37,7 @@ def split(job: Attend, linear: Linear, tuning: Tuning) -> Split | None:
     again are a constant of the class (classes.read_again; docs/decisions/0016).
     """
     device = tuning.device
-    if device is SOFTWARE or job.m > VECTOR_ROWS or not fits(linear) or Head.of(job).width != WIDTH:
+    if device is SOFTWARE or job.m > VECTOR_ROWS or not fits(linear) or HeadVectors.of(job).width != WIDTH:
         return None
     if linear.norm is not None or linear.rows:
         return None

@@ -17,7 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 
 from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.jobs import Attend, Linear, Split
-from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors
 from nearfar.targets.gpu.kernels.common import LOWEST, ceil_div, f32, select, stored
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import WIDTH, clear, f32x4, joined, of_numbers, spread
@@ -49,7 +49,7 @@ def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> t
     `counted`: the number of a row's parts is behind the values of the first part, in the third place.
     """
     m, heads, dim, count = job.m, job.heads, job.head_dim, split.count
-    head_of = Head.of(job)
+    head_of = HeadVectors.of(job)
     width, vectors = head_of.width, head_of.count
     stripes, cells = max(threads // vectors, 1), ceil_div(vectors, threads)
 
@@ -125,13 +125,13 @@ def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> t
     return of_numbers(select(kernel, names, "attention_combine"))
 
 
-def tail(head: Head, partial, row, of, part, place: int):
+def tail(head: HeadVectors, partial, row, of, part, place: int):
     """The number at `place` behind a part's values."""
     found = partial[row, of, part, head.count + place // head.width]
     return f32(head.part(found, place % head.width))
 
 
-def logarithm(head: Head, partial, row, of, part):
+def logarithm(head: HeadVectors, partial, row, of, part):
     """The logarithm of a part's sum of exponentials."""
     return tail(head, partial, row, of, part, 0) + tail(head, partial, row, of, part, 1)
 
@@ -205,8 +205,8 @@ class Gathered:
         return lambda i, vector: f32x4(x[i * across + vector])
 
     @property
-    def _head(self) -> Head:
-        return Head(WIDTH, self.job.matrix.k // self.job.split_heads // WIDTH)
+    def _head(self) -> HeadVectors:
+        return HeadVectors(WIDTH, self.job.matrix.k // self.job.split_heads // WIDTH)
 
 
 def row_bytes(job: Linear) -> int:

@@ -32,7 +32,7 @@ from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
 from nearfar.targets.gpu.kernels.activations import capped
 from nearfar.targets.gpu.kernels.attention.cached import Cached
 from nearfar.targets.gpu.kernels.attention.combine import combine, span_of
-from nearfar.targets.gpu.kernels.attention.heads import Head, begin, heads_together, seen
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors, begin, heads_together, seen
 from nearfar.targets.gpu.kernels.common import LOWEST, ceil_div, leading, select
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import of_numbers
@@ -49,7 +49,7 @@ NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
 
 
 @dataclass(frozen=True)
-class Shape:
+class WorkgroupShape:
     """The layout of a workgroup.
 
     It has `heads` query heads. Scores of `turn` positions are summed at a time, from the sums of `lanes`
@@ -89,16 +89,16 @@ class Shape:
         return 4 * (self.heads * each + self.pool_of(dim) + self.block)
 
 
-def shape_of(job: Attend, device: DeviceClass) -> Shape:
+def shape_of(job: Attend, device: DeviceClass) -> WorkgroupShape:
     """The layout with the most heads that registers and workgroup memory hold, then with the fewest turns."""
-    head = Head.of(job)
+    head = HeadVectors.of(job)
     threads, block = min(device.threads, MAX_THREADS), device.positions
     cells, stripes = ceil_div(head.count, threads), max(threads // head.count, 1)
     lanes = math.gcd(head.count, LANES)
     most = max(min(MAX_HEADS, MAX_SUMS // (cells * head.width)), 1)
     turns = block, block // 2, block // 4
     for memory, heads, turn in product((device.shared_bytes, SHARED_BYTES), heads_together(job, most), turns):
-        shape = Shape(threads, block, heads, turn, lanes, stripes, cells, device.queries // 4)
+        shape = WorkgroupShape(threads, block, heads, turn, lanes, stripes, cells, device.queries // 4)
         if shape.shared_bytes(job.head_dim) <= memory:
             return shape
     raise AssertionError(f"a head of {job.head_dim} does not fit workgroup memory")
@@ -138,7 +138,7 @@ def attention(job: Attend, device: DeviceClass) -> Staged:
     return Staged(stages, (((job.m, job.heads, split.count, job.head_dim + Split.TAIL), job.dtype),))
 
 
-def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
+def _split(job: Attend, shape: WorkgroupShape, split: Split) -> tirx.PrimFunc:
     """The kernel for one row and one part of its positions, for some heads, with output as in jobs.Split.
 
     In workgroup memory a head's values are ordered by dimension within a vector: all vectors' first
@@ -146,7 +146,7 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
     """
     parts = split.count
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
-    head_of = Head.of(job)
+    head_of = HeadVectors.of(job)
     cached = Cached.of(job, head_of)
     width, count = head_of.width, head_of.count
     group, threads, block, turn, lanes = shape.heads, shape.threads, shape.block, shape.turn, shape.lanes

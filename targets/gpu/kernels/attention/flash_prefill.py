@@ -31,7 +31,7 @@ from nearfar.targets.gpu.kernels.activations import capped
 from nearfar.targets.gpu.kernels.attention.cached import Cached
 from nearfar.targets.gpu.kernels.attention.combine import combine
 from nearfar.targets.gpu.kernels.attention.flash_tile import LEAST, Tile, most_parts, tile_of
-from nearfar.targets.gpu.kernels.attention.heads import Head, begin
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors, begin
 from nearfar.targets.gpu.kernels.common import LOWEST, ceil_div, leading, select, stored
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import of_numbers
@@ -59,7 +59,7 @@ def attention(job: Attend, device: DeviceClass) -> Staged:
 def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
     """The kernel for the tile that begins with a row, if one does, over all positions or one part of them."""
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
-    head_of = Head.of(job)
+    head_of = HeadVectors.of(job)
     cached = Cached.of(job, head_of)
     width, count = head_of.width, head_of.count
     group, threads, queries, keys = tile.heads, tile.threads, tile.queries, tile.keys

@@ -7,7 +7,7 @@ from itertools import product
 
 from nearfar.kernels.jobs import Attend
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
-from nearfar.targets.gpu.kernels.attention.heads import Head, heads_together, seen
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors, heads_together, seen
 from nearfar.targets.gpu.kernels.common import ceil_div
 
 MAX_THREADS = 256
@@ -50,15 +50,15 @@ class Tile:
         """The number of groups of threads; the threads of a group have the same vectors."""
         return self.threads // self.lanes
 
-    def columns(self, head: Head) -> int:
+    def columns(self, head: HeadVectors) -> int:
         """The number of a head's vectors whose values a thread sums."""
         return head.count // self.slice * ceil_div(self.slice, self.lanes)
 
-    def sums(self, head: Head) -> int:
+    def sums(self, head: HeadVectors) -> int:
         """The number of values that a thread sums."""
         return self.vectors // self.groups * self.columns(head) * head.width
 
-    def shared_bytes(self, head: Head) -> int:
+    def shared_bytes(self, head: HeadVectors) -> int:
         """Bytes of workgroup memory: the stage, weights, and values that lanes of the same vectors
         exchange.
         """
@@ -70,7 +70,7 @@ def tile_of(job: Attend, device: DeviceClass) -> Tile:
     """The tile with the most query vectors, then the most rows, keys and staged dimensions, in as many parts
     as give the launch the threads that its class requires.
     """
-    head, threads = Head.of(job), min(2 * device.threads, MAX_THREADS)
+    head, threads = HeadVectors.of(job), min(2 * device.threads, MAX_THREADS)
     queries = [size for size in (64, 32, 16, 8) if MIN_QUERIES <= size <= device.queries]
     keys = [size for size in (64, 32, 16, 8) if MIN_KEYS <= size <= device.keys]
     slices = [size for size in range(SLICE // head.width, 0, -1) if head.count % size == 0]
@@ -86,7 +86,7 @@ def tile_of(job: Attend, device: DeviceClass) -> Tile:
     return replace(tile, parts=parts)
 
 
-def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
+def _fits(tile: Tile, head: HeadVectors, device: DeviceClass, memory: int) -> bool:
     whole = tile.groups <= tile.vectors and tile.vectors % tile.groups == 0
     registers = 2 * device.queries  # 32 registers on a mobile GPU, 64 on others
     return whole and tile.sums(head) <= registers and tile.shared_bytes(head) <= memory

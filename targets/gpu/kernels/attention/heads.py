@@ -16,17 +16,17 @@ from nearfar.targets.gpu.kernels.script.vectors import WIDTH, at, joined
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadVectors:
     """A head as `count` vectors of `width` dimensions: 4, or 1 if the head length is not a multiple of 4."""
 
     width: int
     count: int
 
     @staticmethod
-    def of(job: Attend) -> Head:
+    def of(job: Attend) -> HeadVectors:
         """How a job's heads are read: in vectors, or number by number if vectors do not divide them."""
         width = 1 if job.head_dim % WIDTH else WIDTH
-        return Head(width, job.head_dim // width)
+        return HeadVectors(width, job.head_dim // width)
 
     def dtype(self, scalar: str) -> str:
         """The dtype of a buffer of vectors."""

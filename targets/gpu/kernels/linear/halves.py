@@ -20,11 +20,11 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
-from nearfar.targets.gpu.kernels.linear.products import F32X4, U32X4, ChunkSums, Inputs, Products
+from nearfar.targets.gpu.kernels.linear.products import F32X4, U32X4, ChunkSums, Inputs, TileProducts
 from nearfar.targets.gpu.kernels.script.text import local_array
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
-    Reader,
+    ColumnReader,
     at,
     clear,
     f32x4,
@@ -46,11 +46,11 @@ F16X2, F16X4 = "float16x2", "float16x4"
 
 def in_pairs(matrix: Matrix) -> bool:
     """Whether the codes of a matrix can be taken in pairs."""
-    return matrix.quantized and Reader.of(matrix).placed
+    return matrix.quantized and ColumnReader.of(matrix).placed
 
 
-class Halves(Products):
-    """Products in pairs of float16; the module's docstring explains them, and Products has the interface."""
+class Halves(TileProducts):
+    """Products in pairs of float16; the docstring of the module explains them. See TileProducts."""
 
     def __init__(self, m: int, sides: int, units: int, matrix: Matrix) -> None:
         super().__init__(m, sides, units, matrix)
@@ -77,7 +77,7 @@ class Halves(Products):
         self.chain = local_array("chain", self.m * self.sides * 2, F16X4)
 
     def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first) -> None:
-        """Compute a chunk block by block; see Products."""
+        """Compute a chunk block by block; see TileProducts."""
         clear(sums.dot, self.m * self.sides)
         for i in range(self.m):
             T.buffer_store(sums.xsum, T.float32(0), [i])

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from nearfar.kernels.jobs import Embed, Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half
-from nearfar.targets.gpu.levels import Levels
+from nearfar.targets.gpu.levels import LevelRows
 from nearfar.targets.gpu.packing import PLANES, parts
 
 SPLIT_UNIT = 16  # inputs of a unit of two planes: a group has at least as many
@@ -82,7 +82,7 @@ def scale_and_bias(matrix: Matrix, w1, group, column):
 
 def _of_levels(matrix: Matrix, w1, group, column):
     """Scale and bias of a column's group from integers and their factors (levels.py)."""
-    levels, scales = Levels.of(matrix), matrix.scales
+    levels, scales = LevelRows.of(matrix), matrix.scales
     found: list = [None] * scales.values
     for plane in levels.planes:
         word = T.Bind(w1[plane.first + group // plane.groups, column])

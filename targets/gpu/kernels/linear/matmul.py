@@ -74,7 +74,7 @@ SIZES = {"float32": 4, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Tiling(Tiled):
+class MatmulTiling(Tiled):
     """A tiling with numbers of `dtype`, with `copies` tiles in workgroup memory.
 
     A thread fills `pieces` chunks of rows and `made` inputs of four columns. `scaled`: rows are float16, with
@@ -112,7 +112,7 @@ class Tiling(Tiled):
         return 2 if 2 * self.size <= self.memory else 1
 
 
-def tiling(job: Linear, tuning: Tuning) -> Tiling:
+def tiling(job: Linear, tuning: Tuning) -> MatmulTiling:
     """The class's tile, with fewer rows for jobs with fewer rows, and narrower if float32 numbers
     do not fit.
     """
@@ -125,7 +125,7 @@ def tiling(job: Linear, tuning: Tuning) -> Tiling:
     groups = max(TILE_K // job.matrix.group, 1) if coded else 1
     memory = (tuning.half and device.staged_bytes) or device.shared_bytes
     kinds = tuning.half, coded, coded and job.matrix.scales.offsets
-    return Tiling(laid.rows, columns, laid.lanes, laid.deep, dtype, *kinds, groups, memory)
+    return MatmulTiling(laid.rows, columns, laid.lanes, laid.deep, dtype, *kinds, groups, memory)
 
 
 def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:

@@ -38,7 +38,7 @@ from nearfar.targets.gpu.kernels.linear.rounded import (
     scales_shape,
 )
 from nearfar.targets.gpu.kernels.linear.tiled import Tiled
-from nearfar.targets.gpu.kernels.script.scales import GroupScales, Held
+from nearfar.targets.gpu.kernels.script.scales import GroupRegisters, GroupScales
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
@@ -194,7 +194,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         """Scale the integers of 32 inputs, and add them to the sums."""
         for side in range(each):
             of_group = block * INPUTS // matrix.group if groups > 1 else 0
-            held, place = Held(st, st), of_group * wide + side * lanes + tx
+            held, place = GroupRegisters(st, st), of_group * wide + side * lanes + tx
             scale = group_scales.scale(held, place)
             bias = group_scales.bias(held, place) if biased else None
             if centre:

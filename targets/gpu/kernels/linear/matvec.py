@@ -24,7 +24,7 @@ from nearfar.targets.gpu.kernels.linear.epilogue import VALUES, epilogue, sides
 from nearfar.targets.gpu.kernels.linear.layout import params
 from nearfar.targets.gpu.kernels.linear.sums import (
     LANES,
-    Columns,
+    LaneColumns,
     Product,
     Sums,
     rows_of,
@@ -76,7 +76,7 @@ def _product(job: Linear) -> Product:
         return (T.min(column, across - 1) if across % LANES else column) + side * across
 
     shared = gathered_bytes(job, job.split, job.split_heads) if job.split is not None else 0
-    columns = Columns(workgroups(job), place, sides(job))
+    columns = LaneColumns(workgroups(job), place, sides(job))
     return Product(ceil_div(job.m, groups(job)), job.x_dtype, job.matrix, columns, job.norm, shared)
 
 

@@ -1,8 +1,8 @@
 """The inner loop of sums.py in float32: it makes weights of four columns once for all rows, and multiplies
 them by inputs.
 
-A code becomes a float32 without a conversion (see vectors.Reader.weight), and is used at its place in the
-word. Scale and bias stay out of this loop: its sums are Σ q·x and Σ x of a chunk.
+A code becomes a float32 without a conversion (see vectors.ColumnReader.weight), and is used at its place in
+the word. Scale and bias stay out of this loop: its sums are Σ q·x and Σ x of a chunk.
 """
 
 # mypy: ignore-errors
@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.script.text import local_array
-from nearfar.targets.gpu.kernels.script.vectors import WIDTH, Reader, at, clear, fma, spread, total
+from nearfar.targets.gpu.kernels.script.vectors import WIDTH, ColumnReader, at, clear, fma, spread, total
 
 F32X4, U32X4 = f"float32x{WIDTH}", f"uint32x{WIDTH}"
 
@@ -53,7 +53,7 @@ class ChunkSums:
     square: Any
 
 
-class Products:
+class TileProducts:
     """Products of `m` rows with chunks of `units` units; `sides`: a lane's vectors of columns."""
 
     centre = 0
@@ -63,7 +63,7 @@ class Products:
         self.m, self.sides, self.units, self.matrix = m, sides, units, matrix
         self.biased = matrix.quantized and matrix.scales.offsets
         """Whether sums of inputs are needed; without biases `dot` has the sums of centred codes."""
-        self.reader = Reader.of(matrix)
+        self.reader = ColumnReader.of(matrix)
         self.vectors = self.reader.inputs // WIDTH
         self.chunk_words = units * self.reader.words
 

@@ -33,12 +33,12 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.common import ceil_div
 from nearfar.targets.gpu.kernels.linear.halves import Halves, in_pairs
-from nearfar.targets.gpu.kernels.linear.products import F32X4, ChunkSums, Inputs, Products
-from nearfar.targets.gpu.kernels.script.scales import GroupScales, Held
+from nearfar.targets.gpu.kernels.linear.products import F32X4, ChunkSums, Inputs, TileProducts
+from nearfar.targets.gpu.kernels.script.scales import GroupRegisters, GroupScales
 from nearfar.targets.gpu.kernels.script.text import local_array, shared_array
 from nearfar.targets.gpu.kernels.script.vectors import (
     WIDTH,
-    Reader,
+    ColumnReader,
     clear,
     f32x4,
     fma,
@@ -53,12 +53,12 @@ from nearfar.targets.gpu.packing import parts
 LANES = 8  # lanes of 16 bytes: a segment of 128 bytes
 AHEAD = 8  # words that a lane loads before it uses the first
 LARGE = 1 << 20  # bytes of a matrix from which on a launch should have the threads of its class
-LONGEST = 128  # batches of a row, divided by the most lanes along k; with so many a lane may wait for memory
+LONGEST = 128  # batches of a row, divided by the most lanes along k; with as many a lane may wait for memory
 FULL = 0.9  # share of the lanes' steps that should have work
 
 
 @dataclass(frozen=True)
-class Columns:
+class LaneColumns:
     """The columns of a launch's lanes: `sides` vectors of four for each lane.
 
     `place(bx, tx, side)`: the index of a vector among the matrix's columns. Lanes past the last column get an
@@ -82,13 +82,13 @@ class Product:
     m: int
     x_dtype: str
     matrix: Matrix
-    columns: Columns
+    columns: LaneColumns
     norm: float | None = None
     shared: int = 0
 
 
 @dataclass(frozen=True)
-class Tiling:
+class LaneTiling:
     """`splits` lanes along k; a lane takes `steps` batches of `batch` chunks of `units` units each.
 
     The chunks of a step are neighbours: lane y has chunk (step · batch + b) · splits + y of `chunks`.
@@ -106,7 +106,7 @@ class Tiling:
         return self.splits * self.batch * self.steps != self.chunks
 
 
-def tiling(job: Product, device: DeviceClass) -> Tiling:
+def tiling(job: Product, device: DeviceClass) -> LaneTiling:
     """The fewest lanes along k with which the launch has its class's threads and bytes in flight, in few
     steps.
     """
@@ -134,11 +134,11 @@ def shared_bytes(job: Product, splits: int) -> int:
     return ((splits - 1) * job.columns.lanes * job.columns.sides * WIDTH + splits) * job.m * 4
 
 
-def _split(job: Product, splits: int) -> Tiling:
+def _split(job: Product, splits: int) -> LaneTiling:
     """The tiling with the largest chunks that keep nearly all lanes busy: a chunk of less than a group reads
     its scale again.
     """
-    reader = Reader.of(job.matrix)
+    reader = ColumnReader.of(job.matrix)
     ahead = max(AHEAD // (reader.words * job.columns.sides), 1)  # the number of units
     whole = job.matrix.group // reader.inputs if job.matrix.quantized else ahead
     sizes = [size for size in range(min(whole, ahead), 0, -1) if whole % size == reader.count % size == 0]
@@ -152,19 +152,19 @@ def _split(job: Product, splits: int) -> Tiling:
     each = ceil_div(reader.count // size, splits)
     most = max(ahead * 3 // 2 // size, 1)
     batch = max(count for count in range(1, most + 1) if each % count == 0)
-    return Tiling(splits, size, reader.count // size, batch, each // batch)
+    return LaneTiling(splits, size, reader.count // size, batch, each // batch)
 
 
-def _threads(job: Product, plan: Tiling) -> int:
+def _threads(job: Product, plan: LaneTiling) -> int:
     return job.columns.workgroups * job.columns.lanes * plan.splits
 
 
-def _in_flight(job: Product, plan: Tiling) -> int:
+def _in_flight(job: Product, plan: LaneTiling) -> int:
     """Bytes of the matrix that all threads load at once."""
     matrix, scales = job.matrix, 0
     if matrix.quantized:
         scales = matrix.scales.bytes(WIDTH, matrix.k, matrix.group) * matrix.group // matrix.k
-    loads = plan.batch * (plan.units * Reader.of(job.matrix).words * 16 + scales)
+    loads = plan.batch * (plan.units * ColumnReader.of(job.matrix).words * 16 + scales)
     return _threads(job, plan) * loads * job.columns.sides
 
 
@@ -176,7 +176,7 @@ def rows_of(x, row):
 
 
 @dataclass(frozen=True)
-class Memory:
+class LaneArrays:
     """Arrays of a lane, and two of the workgroup: `part`, `squares`.
 
     `mine` holds finished sums: side s of the r-th row that the lane owns is at r · sides + s.
@@ -189,7 +189,7 @@ class Memory:
     square: Any
     chunk: ChunkSums
     word: Any
-    scale: Held
+    scale: GroupRegisters
     rstd: Any
 
 
@@ -201,7 +201,7 @@ class Sums:
         self.each = job.columns.sides
         self.has_norm = job.norm is not None
         paired = tuning.half and job.x_dtype == "float16" and in_pairs(job.matrix)
-        kind = Halves if paired else Products
+        kind = Halves if paired else TileProducts
         self.products = kind(job.m, self.each, self.plan.units, job.matrix)
         self.group_scales = GroupScales(job.matrix, self.plan.batch * self.each)
         self.words, self.scales = word_buffer(job.matrix), scale_buffer(job.matrix)
@@ -226,12 +226,12 @@ class Sums:
         """The r-th row that a lane finishes; it may be beyond the last."""
         return r * self.splits + ty
 
-    def memory(self) -> Memory:
+    def memory(self) -> LaneArrays:
         """Declare the memory of a lane and its workgroup."""
         m, each, plan, lanes = self.job.m, self.each, self.plan, self.job.columns.lanes
         self.products.declare()
         dot, xsum = local_array("dot", m * each, F32X4), local_array("xsum", m, "float32")
-        return Memory(
+        return LaneArrays(
             part=shared_array("part", (self.splits - 1) * m * each * lanes, F32X4),
             squares=shared_array("squares", self.splits * m * self.has_norm, "float32"),
             acc=local_array("acc", m * each, F32X4),
@@ -243,7 +243,7 @@ class Sums:
             rstd=local_array("rstd", 1, "float32"),
         )
 
-    def add(self, held: Memory, x, norm, w0, w1, bx, ty, tx) -> None:
+    def add(self, held: LaneArrays, x, norm, w0, w1, bx, ty, tx) -> None:
         """Compute all products of the lane, and leave them to the owners of the rows; ends with a barrier.
 
         `x(i, vector)` reads four inputs of row i as float32 (rows_of, or from workgroup memory); `norm`,
@@ -261,7 +261,7 @@ class Sums:
             self._hand_over(held, i, ty, tx)
         T.evaluate(T.tvm_storage_sync("shared"))
 
-    def finish(self, held: Memory, r, ty, tx) -> list:
+    def finish(self, held: LaneArrays, r, ty, tx) -> list:
         """Return the sums of the r-th row that an owner has, times the norm's rstd, as vectors of `mine`."""
         i, mine, each = self.row(r, ty), held.mine, self.each
         for side in range(each):
@@ -283,7 +283,7 @@ class Sums:
         turn = (lane + self.splits - 1 - i % self.splits) % self.splits
         return ((i * (self.splits - 1) + turn) * self.each + side) * self.job.columns.lanes + tx
 
-    def _hand_over(self, held: Memory, i: int, ty, tx) -> None:
+    def _hand_over(self, held: LaneArrays, i: int, ty, tx) -> None:
         """Give the lane's sums of row i to the row's owner."""
         each = self.each
         with T.If(ty == i % self.splits):
@@ -298,7 +298,7 @@ class Sums:
             with T.If(tx == 0), T.Then():
                 T.buffer_store(held.squares, held.square[i], [i * self.splits + ty])
 
-    def _batch(self, held: Memory, inputs: Inputs, w0, w1, step, ty, places) -> None:
+    def _batch(self, held: LaneArrays, inputs: Inputs, w0, w1, step, ty, places) -> None:
         """Compute a batch; every word of it is loaded before the first is used."""
         plan, products = self.plan, self.products
         chunks = [(step * plan.batch + b) * self.splits + ty for b in range(plan.batch)]
@@ -319,7 +319,7 @@ class Sums:
     def _inside(self, chunk):
         return T.min(chunk, self.plan.chunks - 1) if self.plan.ragged else chunk
 
-    def _load_words(self, held: Memory, w0, w1, chunk, b: int, places) -> None:
+    def _load_words(self, held: LaneArrays, w0, w1, chunk, b: int, places) -> None:
         """Load the words and scales of chunk `b` of a batch."""
         reader = self.products.reader
         for side, place in enumerate(places):
@@ -331,7 +331,7 @@ class Sums:
             if self.job.matrix.quantized:
                 self.group_scales.load(held.scale, b * self.each + side, w1, self._group(chunk), place)
 
-    def _add_chunk(self, held: Memory, b: int, valid) -> None:
+    def _add_chunk(self, held: LaneArrays, b: int, valid) -> None:
         """Add scale · Σ q·x + bias · Σ x for a group, or a part of it; a chunk past the last adds nothing."""
         sums, ragged = held.chunk, self.plan.ragged
         for i in range(self.job.m):
@@ -348,7 +348,7 @@ class Sums:
                     value = or_zero(valid, sums.dot[place]) if ragged else sums.dot[place]
                     T.buffer_store(held.acc, held.acc[place] + value, [place])
 
-    def _add_scaled(self, held: Memory, i: int, place: int, pair: int) -> None:
+    def _add_scaled(self, held: LaneArrays, i: int, place: int, pair: int) -> None:
         """Add sums of codes times scales, and sums of inputs times biases."""
         dot, acc, x, centre = held.chunk.dot, held.acc, spread(held.chunk.xsum[i]), self.products.centre
         if self.products.biased:

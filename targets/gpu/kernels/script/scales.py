@@ -27,11 +27,11 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     spread,
     zero,
 )
-from nearfar.targets.gpu.levels import HALF, Levels
+from nearfar.targets.gpu.levels import HALF, LevelRows
 
 
 @dataclass(frozen=True)
-class Held:
+class GroupRegisters:
     """Registers of some groups: `words` as they were loaded; of integers, `numbers` after `convert`."""
 
     words: Any
@@ -45,19 +45,21 @@ class GroupScales:
     """
 
     def __init__(self, matrix: Matrix, count: int = 1) -> None:
-        self.matrix, self.levels, self.count = matrix, Levels.of(matrix), count
+        self.matrix, self.levels, self.count = matrix, LevelRows.of(matrix), count
         self.biased = matrix.quantized and matrix.scales.offsets
         self.vectors = len(self.levels.planes) + 1 if self.levels else 1
         """Vectors of words of a group: one, or one of each plane of integers, and the factors."""
 
-    def declare(self) -> Held:
+    def declare(self) -> GroupRegisters:
         """Declare the registers."""
         words = local_array("scale", self.count * self.vectors, scale_buffer(self.matrix)[1])
         if self.levels is None:
-            return Held(words)
-        return Held(words, local_array("scaling", self.count * self.matrix.scales.values, f"float32x{WIDTH}"))
+            return GroupRegisters(words)
+        return GroupRegisters(
+            words, local_array("scaling", self.count * self.matrix.scales.values, f"float32x{WIDTH}")
+        )
 
-    def load(self, held: Held, i: int, w1, group, column) -> None:
+    def load(self, held: GroupRegisters, i: int, w1, group, column) -> None:
         """Load the words of a group of four columns."""
         if not self.matrix.quantized:
             return
@@ -70,13 +72,13 @@ class GroupScales:
         row = levels.factors + group // levels.groups // levels.shared
         T.buffer_store(held.words, w1[row, column], [at + len(levels.planes)])
 
-    def drop(self, held: Held, i: int, valid) -> None:
+    def drop(self, held: GroupRegisters, i: int, valid) -> None:
         """Make scale and bias of a group 0 unless `valid`; after `convert`."""
         array, count = (held.numbers, self.matrix.scales.values) if self.levels else (held.words, 1)
         for at in range(i * count, (i + 1) * count):
             T.buffer_store(array, or_zero(valid, array[at]), [at])
 
-    def convert(self, held: Held, i: int, group) -> None:
+    def convert(self, held: GroupRegisters, i: int, group) -> None:
         """Make numbers of the integers of a loaded group; `group` as it was loaded."""
         if self.levels is None:
             return
@@ -90,7 +92,7 @@ class GroupScales:
             offset = high_halves(factors) * number_of(self._integer(held, at, group, 1))
             T.buffer_store(held.numbers, zero() - offset, [i * 2 + 1])
 
-    def _integer(self, held: Held, at: int, group, which: int):
+    def _integer(self, held: GroupRegisters, at: int, group, which: int):
         """The integer of the scale (0) or the offset (1) of a group, uint32x4."""
         found = None
         for j, plane in enumerate(self.levels.planes):
@@ -100,17 +102,17 @@ class GroupScales:
             found = part if found is None else found | part
         return found
 
-    def scale(self, held: Held, i: int):
+    def scale(self, held: GroupRegisters, i: int):
         """The scales of a group, float32x4."""
         if self.levels:
             return held.numbers[i * self.matrix.scales.values]
         return (low_halves if self.biased else four_halves)(held.words[i])
 
-    def bias(self, held: Held, i: int):
+    def bias(self, held: GroupRegisters, i: int):
         """The biases of a group, float32x4, if the matrix has any."""
         return held.numbers[i * 2 + 1] if self.levels else high_halves(held.words[i])
 
-    def weight(self, held: Held, i: int, value):
+    def weight(self, held: GroupRegisters, i: int, value):
         """A vector of codes times their scale, plus their bias, if they have one; weights of a dense matrix
         as they are.
         """

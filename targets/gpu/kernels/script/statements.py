@@ -58,7 +58,7 @@ class Branch:
         self.frame.__exit__(*error)
 
 
-class Known:
+class DecidedBranch:
     """The remaining branch of an `if` that is decided while the kernel is made."""
 
     then = otherwise = staticmethod(nullcontext)
@@ -67,10 +67,10 @@ class Known:
         self.holds, self.fails = holds, not holds
 
 
-_KNOWN = {holds: nullcontext(Known(holds)) for holds in (False, True)}
+_KNOWN = {holds: nullcontext(DecidedBranch(holds)) for holds in (False, True)}
 
 
-def branch(test: Any) -> AbstractContextManager[Branch | Known]:
+def branch(test: Any) -> AbstractContextManager[Branch | DecidedBranch]:
     """The branches of an `if`: both, or the known one."""
     if isinstance(test, bool):
         return _KNOWN[test]

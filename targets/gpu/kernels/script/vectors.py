@@ -143,7 +143,7 @@ def four_halves(words):
 
 
 @dataclass(frozen=True)
-class Reader:
+class ColumnReader:
     """A column of a matrix as `count` units of `inputs` inputs (a multiple of 4) in `words` words each."""
 
     matrix: Matrix
@@ -153,11 +153,11 @@ class Reader:
     count: int
 
     @staticmethod
-    def of(matrix: Matrix) -> Reader:
+    def of(matrix: Matrix) -> ColumnReader:
         """The reader of a matrix. A unit of a dense matrix has as many inputs as one vector of x."""
         units = Units.of(matrix)
         fold = max(WIDTH // units.inputs, 1)
-        return Reader(matrix, units, units.inputs * fold, units.words * fold, units.count // fold)
+        return ColumnReader(matrix, units, units.inputs * fold, units.words * fold, units.count // fold)
 
     def load(self, w0, unit, word: int, column):
         """Load word `word` of a unit of four columns."""
@@ -256,7 +256,7 @@ class Slices:
 
     def weight(self, word, first, e: int):
         """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32.
-        Codes without biases are centred, as those of a Reader.
+        Codes without biases are centred, as those of a ColumnReader.
         """
         if self.matrix.bits == 32:
             return word[e]

@@ -21,7 +21,7 @@ from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Attend
 from nearfar.targets.gpu.kernels.activations import capped
 from nearfar.targets.gpu.kernels.attention.cached import Cached
-from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.attention.heads import HeadVectors
 from nearfar.targets.gpu.kernels.common import LOWEST, ceil_div, f32, select, stored
 from nearfar.targets.gpu.kernels.script.text import local_array, prim_func
 
@@ -74,7 +74,7 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
     whole = dim % TILE == 0
     step = 4 if dim % 4 == 0 else 1
     codes = job.kv_dtype in BITS
-    cached = Cached.of(job, Head.of(job) if codes else Head(1, dim))
+    cached = Cached.of(job, HeadVectors.of(job) if codes else HeadVectors(1, dim))
 
     def begin(length):
         """The first position that a row sees; `length`: the row's position plus 1 (0: padding)."""

@@ -44,7 +44,7 @@ LONG_K = 2048
 
 
 @dataclass(frozen=True)
-class Tiling:
+class MatvecTiling:
     """`lanes` threads with `rows` rows each; `splits` of k in `groups` of `steps` steps of `chunk` inputs."""
 
     lanes: int
@@ -55,7 +55,7 @@ class Tiling:
     chunk: int
 
 
-def tiling(job: Linear) -> Tiling:
+def tiling(job: Linear) -> MatvecTiling:
     """The tiling. Nanoseconds of a core for a weight, by rows of a thread (SwiftShader, 576x576): 2: 5.6, 4:
     4.4, 8: 3.0.
     """
@@ -69,11 +69,13 @@ def tiling(job: Linear) -> Tiling:
     )
     if matrix.quantized:
         chunk = Units.of(matrix).inputs
-        return Tiling(lanes, rows, splits, matrix.k // matrix.group, matrix.group // chunk, chunk)
+        return MatvecTiling(lanes, rows, splits, matrix.k // matrix.group, matrix.group // chunk, chunk)
     words = ceil_div(matrix.k, 2) if matrix.bits == 16 else matrix.k
     fold = next(size for size in (4, 2, 1) if words % size == 0)
     steps = next(size for size in (8, 4, 2, 1) if words // fold % size == 0)
-    return Tiling(lanes, rows, splits, words // fold // steps, steps, fold * (2 if matrix.bits == 16 else 1))
+    return MatvecTiling(
+        lanes, rows, splits, words // fold // steps, steps, fold * (2 if matrix.bits == 16 else 1)
+    )
 
 
 def tree_sum(products: list):

@@ -6,6 +6,7 @@
 import type { Grammar } from "../../protocol/grammar.js";
 import type { Calling } from "../../protocol/messages.js";
 import type { FunctionTool } from "../../protocol/openai.js";
+import { checkSchemas } from "./bounds.js";
 import type { AnswerFormat, CallFormat } from "./format.js";
 import { behindName, literals, MEMBERS, noCallOf, TRIGGER } from "./loose-grammar.js";
 import { argumentSchema } from "./parameters.js";
@@ -40,6 +41,7 @@ export async function answerGrammar(
     if (!wanted || !(form.reasoning || form.text)) return wanted;
     return structural(afterReasoning(form, textOf(form, wanted), reasoningOpen, true));
   }
+  checkSchemas(calling.tools);
   const writeSpelled = calls.spelling ? await spelled() : null;
   // xgrammar 0.1.27 cannot combine an open-ended repetition with an alternative.
   const many = wanted && !calling.required ? calls.listed : calls.listed || calls.repeats;

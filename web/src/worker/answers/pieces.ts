@@ -1,8 +1,8 @@
-import type { CallPart, Piece } from "../../protocol/messages.js";
+import type { AnswerPart, CallPart } from "../../protocol/messages.js";
 import type { FinishReason } from "../../protocol/openai.js";
 import type { AnswerReader, Fragment } from "./reader.js";
 
-type Pieces = readonly [Piece, ...Piece[]];
+type Pieces = readonly [AnswerPart, ...AnswerPart[]];
 
 /**
  * Turns the text of one answer into pieces of a reply. Calls get numbers and ids, and a piece has at most one part of
@@ -30,8 +30,8 @@ export class PieceReader {
     return [first, ...others];
   }
 
-  #joined(fragments: readonly Fragment[]): Piece[] {
-    const made: Piece[] = [];
+  #joined(fragments: readonly Fragment[]): AnswerPart[] {
+    const made: AnswerPart[] = [];
     for (const { kind, text } of fragments) {
       const last = made.at(-1);
       if (kind === "called") this.#whole++;
@@ -42,7 +42,7 @@ export class PieceReader {
         made.push({ text: "", call: { index: this.#index, function: { arguments: before + text } } });
       } else {
         if (last && !last.call) made.pop();
-        const before: Piece = last?.call ? { text: "" } : (last ?? { text: "" });
+        const before: AnswerPart = last?.call ? { text: "" } : (last ?? { text: "" });
         made.push({ ...before, [kind]: (before[kind] ?? "") + text });
       }
     }

@@ -8,7 +8,7 @@ import { BLANKS, begunCall, type Call, callsIn } from "./calls.js";
 import type { AnswerFormat, CallFormat } from "./format.js";
 import { candidates, following, type Opening, opening, UNSURE } from "./loose.js";
 import { Nesting } from "./nesting.js";
-import { type Head, headIn, isStreamed } from "./streaming.js";
+import { type CallHead, headIn, isStreamed } from "./streaming.js";
 
 /**
  * A piece of an answer: text for the user ("text") or reasoning ("reasoning"). "call" begins a call, with the tool's
@@ -203,7 +203,7 @@ export class AnswerReader {
   }
 
   /** The head of the call with which the held text begins; null if that call cannot be streamed. */
-  #head(marks: readonly string[]): Head | null {
+  #head(marks: readonly string[]): CallHead | null {
     const calls = this.#calls;
     if (this.#kind !== "call" || !calls || !isStreamed(calls, this.#mark) || this.#after === "call")
       return null;

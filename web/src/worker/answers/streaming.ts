@@ -4,7 +4,7 @@ import { argumentNames, BLANK, escaped, NAME } from "./calls.js";
 import type { CallFormat } from "./format.js";
 
 /** The text before the arguments of a call: the name in it, whether it begins a list, and where it ends. */
-export interface Head {
+export interface CallHead {
   readonly name: string;
   readonly isListed: boolean;
   readonly end: number;
@@ -27,7 +27,7 @@ export function headIn(
   form: CallFormat,
   names: ReadonlySet<string>,
   more: boolean,
-): Head | null {
+): CallHead | null {
   const found = patternOf(form, more).exec(text);
   const [head = "", list = "", name = ""] = found ?? [];
   return found && names.has(name) ? { name, isListed: list !== "", end: head.length } : null;

@@ -447,7 +447,7 @@ export class SequenceTable {
     this.#move(entry, node);
     if (!kept) return;
     this.#forgetKept(entry, end);
-    // The newest border takes the place of the one before, but for the first: the end of the prompt.
+    // The newest border takes the place of the one before, except for the first border, the end of the prompt.
     for (const group of this.#states) {
       const page = entry.passing?.pages[group] ?? null;
       if (page !== null) this.index.demote(group, page);

@@ -2,7 +2,7 @@ import type { HostArray } from "./backend.js";
 import { notFinite } from "./faults.js";
 import { type Flight, logprobsOf } from "./launches.js";
 import type { Constraint, Request, TokenLogprobs } from "./request.js";
-import type { Step } from "./scheduler.js";
+import type { ScheduledStep } from "./scheduler.js";
 
 /** The value that a sampler writes instead of a token if no logit is finite. */
 const NOT_FINITE = -1;
@@ -12,7 +12,7 @@ export interface Following {
   /** Removes a request that has ended. */
   readonly remove: (request: Request) => void;
   /** Records that a step's results can be relied on. */
-  readonly read: (step: Step) => void;
+  readonly read: (step: ScheduledStep) => void;
   /** Starts the loop again, because there may be work again. */
   readonly goOn: () => void;
 }
@@ -67,7 +67,7 @@ export class Emitter {
   /**
    * Gives each request of a step its embedding, which is the state of its last token, and ends the request.
    */
-  #embedded(step: Step, rows: HostArray | undefined, width: number): void {
+  #embedded(step: ScheduledStep, rows: HostArray | undefined, width: number): void {
     this.engine.read(step);
     step.sampled.forEach((request, row) => {
       request.pending -= 1;

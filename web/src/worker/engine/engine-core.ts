@@ -9,7 +9,7 @@ import { type Flight, Launches, type Run } from "./launches.js";
 import { Reading } from "./reading.js";
 import { type Constraint, Request, type RequestListener, type Scored } from "./request.js";
 import type { SamplingParams } from "./sampling.js";
-import { type Bucket, Scheduler, type Step } from "./scheduler.js";
+import { type Bucket, type ScheduledStep, Scheduler } from "./scheduler.js";
 
 /**
  * Steps given to the device before the first of them has been read. With only one, the device would be idle
@@ -307,7 +307,7 @@ export class EngineCore {
    * Keeps the device busy. If functions of the next step are not ready, returns the step and these functions,
    * whose kernels are being compiled.
    */
-  #fill(flights: Flight[]): [Step, Run[]] | null {
+  #fill(flights: Flight[]): [ScheduledStep, Run[]] | null {
     const ahead = this.#backend.pipelined === false ? 1 : STEPS_AHEAD;
     while (flights.length < ahead) {
       const step = this.#scheduler.schedule(flights.at(-1)?.step ?? null);
@@ -331,7 +331,7 @@ export class EngineCore {
    * Waits for one kernel of a step only, since the next plan may differ. If the device cannot run a function,
    * the requests that need it fail.
    */
-  async #prepare(step: Step, runs: Run[]): Promise<void> {
+  async #prepare(step: ScheduledStep, runs: Run[]): Promise<void> {
     const missing = this.#launches.missing(runs);
     this.#awaited = Math.max(this.#awaited, missing);
     this.hooks.onCompiling?.(this.#awaited - missing, this.#awaited);

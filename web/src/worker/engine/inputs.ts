@@ -9,7 +9,7 @@ import {
 import type { Backend } from "./backend.js";
 import type { Request } from "./request.js";
 import { isPenalized } from "./sampling.js";
-import type { Step } from "./scheduler.js";
+import type { ScheduledStep } from "./scheduler.js";
 
 /** Names of the columns of `sample_f32`. */
 const FLOAT_COLUMNS = Object.keys(SAMPLE_F32) as (keyof typeof SAMPLE_F32)[];
@@ -43,7 +43,7 @@ export class StepInputs {
   }
 
   /** Writes the inputs of `step`, whose requests have their pages. */
-  writeStep({ bucket, chunks, fed, sampled, scored }: Step): void {
+  writeStep({ bucket, chunks, fed, sampled, scored }: ScheduledStep): void {
     const positions = new Int32Array(bucket.size).fill(-1);
     const slots = new Int32Array(bucket.size);
     const logitRows = new Int32Array(bucket.logits);
@@ -78,7 +78,7 @@ export class StepInputs {
    * Writes the sampler's inputs for a step whose sampling has `rows` rows. Greedy sampling reads only the
    * slot and the feed.
    */
-  writeSampling({ sampled, feeds }: Step, rows: number, greedy: boolean): void {
+  writeSampling({ sampled, feeds }: ScheduledStep, rows: number, greedy: boolean): void {
     const ints = new Int32Array(rows * SAMPLE_COLUMNS);
     const floats = new Float32Array(rows * SAMPLE_COLUMNS);
     for (let row = 0; row < rows; row++) {

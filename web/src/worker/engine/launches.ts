@@ -4,14 +4,14 @@ import type { Backend, HostArray, Read } from "./backend.js";
 import { StepInputs } from "./inputs.js";
 import type { Request, TokenLogprobs } from "./request.js";
 import { isPlainGreedy } from "./sampling.js";
-import type { Step } from "./scheduler.js";
+import type { ScheduledStep } from "./scheduler.js";
 
 /** A function and its size. */
 export type Run = readonly [name: FunctionName, size: number];
 
 /** A step that the device is running, and its results to read. */
 export interface Flight {
-  readonly step: Step;
+  readonly step: ScheduledStep;
   readonly logprobs: boolean;
   readonly results: Promise<HostArray[]>;
 }
@@ -30,7 +30,7 @@ export class Launches {
   }
 
   /** The functions of a step with their sizes, in order. */
-  runsOf({ bucket, sampled }: Step): Run[] {
+  runsOf({ bucket, sampled }: ScheduledStep): Run[] {
     const runs: Run[] = [["step", bucket.size]];
     if (sampled.length === 0 || this.backend.shape.embedding) return runs;
     const name = sampled.some((request) => this.needs(request, "sample")) ? "sample" : "greedy";
@@ -74,7 +74,7 @@ export class Launches {
     });
   }
 
-  launch(step: Step, runs: readonly Run[]): Flight {
+  launch(step: ScheduledStep, runs: readonly Run[]): Flight {
     const { backend } = this;
     this.#inputs.writeStep(step);
     const sampler = runs[1];

@@ -26,7 +26,7 @@ export interface ScoredRow {
   readonly row: number;
 }
 
-export interface Step {
+export interface ScheduledStep {
   readonly bucket: Bucket;
   /**
    * The chunks in row order. The first `fed` rows are one token each, which the sampler of the step before
@@ -127,7 +127,7 @@ export class Scheduler {
    * Plans the next step. `before` is the newest step in flight, null when every token has been read. Returns
    * null if there is nothing to do, or nothing until tokens in flight have been read.
    */
-  schedule(before: Step | null): Step | null {
+  schedule(before: ScheduledStep | null): ScheduledStep | null {
     const plan = new StepPlan(this.buckets);
     for (const request of before?.feeds ?? []) {
       if (request.done || !request.sequence) plan.pad();
@@ -160,7 +160,7 @@ export class Scheduler {
   }
 
   /** Records that the device has the step: its rows are queued, and its tokens will be sampled. */
-  launched(step: Step): void {
+  launched(step: ScheduledStep): void {
     for (const chunk of step.chunks) {
       if (!chunk) continue;
       chunk.request.queued += chunk.count;
@@ -174,7 +174,7 @@ export class Scheduler {
    * failed step were never written, and a request that found them in the prefix index would get a wrong
    * answer.
    */
-  read(step: Step): void {
+  read(step: ScheduledStep): void {
     for (const chunk of step.chunks) {
       if (!chunk?.request.sequence) continue;
       const { sequence, tokens } = chunk.request;
@@ -190,7 +190,7 @@ export class Scheduler {
   /**
    * Requests whose next rows the host can write: running ones, then as many waiting ones as can be admitted.
    */
-  #ready(before: Step | null, plan: StepPlan): Request[] | null {
+  #ready(before: ScheduledStep | null, plan: StepPlan): Request[] | null {
     const ready: Request[] = [];
     for (const request of [...this.#running]) {
       // The request's token is in flight: its row was fed above, or follows when that token has been read. A
@@ -372,7 +372,7 @@ class StepPlan {
     return (fill ? below : total) - this.rows;
   }
 
-  finish(fed: number, copies: readonly PageCopy[]): Step | null {
+  finish(fed: number, copies: readonly PageCopy[]): ScheduledStep | null {
     if (this.#chunks.every((chunk) => chunk === null)) return null;
     const bucket = this.buckets.find(
       ({ size, logits }) => size >= this.rows && logits >= this.#sampled.length + this.#scored.length,

@@ -13,7 +13,7 @@ import type { Executor } from "./executor.js";
 import { type Opened, openBest, settled } from "./opening.js";
 import { Stage } from "./stage.js";
 import type { Finalists } from "./trial.js";
-import type { Choice } from "./variants.js";
+import type { TrialChoice } from "./variants.js";
 
 export interface LoadOptions extends MemoryOptions {
   /** Take only the program of this name. */
@@ -77,7 +77,8 @@ async function openStage(
   const hooks = {
     signal,
     onTrying: (program: Program) => options.onTrying?.(program),
-    onChoice: (program: Program, choice: Choice) => options.onProgram?.(program, choiceTold(choice, gpu)),
+    onChoice: (program: Program, choice: TrialChoice) =>
+      options.onProgram?.(program, choiceTold(choice, gpu)),
     onPassedOver: ({ name }: Program, error: unknown) => {
       const reason = error instanceof Error ? error.message : String(error);
       options.onWarning?.(`The program ${name} is passed over: ${reason}`);
@@ -108,7 +109,7 @@ async function openStage(
   }
 }
 
-function choiceTold({ why, seconds }: Choice, { deviceClass }: Gpu): ProgramChoice {
+function choiceTold({ why, seconds }: TrialChoice, { deviceClass }: Gpu): ProgramChoice {
   const measured = [...seconds].map(([name, { decode, large }]): [string, StepTimes] => [
     name,
     { decode: 1000 * (decode ?? 0), large: large === undefined ? null : 1000 * large },

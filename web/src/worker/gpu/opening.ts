@@ -4,7 +4,7 @@ import { throwIfAborted, UnreachableError } from "../../protocol/errors.js";
 import type { Backend } from "../engine/backend.js";
 import type { Kept } from "../store/kept.js";
 import { type Finalists, Trial, type TrialStage, unlessAborted } from "./trial.js";
-import { type Choice, lineUp } from "./variants.js";
+import { lineUp, type TrialChoice } from "./variants.js";
 
 /**
  * Opens an artifact on a GPU with the program that will run; the first load tries the finalists. A program
@@ -14,7 +14,7 @@ import { type Choice, lineUp } from "./variants.js";
 export interface OpeningHooks {
   readonly signal: AbortSignal;
   readonly onTrying: (program: Program) => void;
-  readonly onChoice: (program: Program, choice: Choice) => void;
+  readonly onChoice: (program: Program, choice: TrialChoice) => void;
   /** A program that was worth a try failed, or its files cannot be loaded. */
   readonly onPassedOver: (program: Program, error: unknown) => void;
 }
@@ -24,14 +24,14 @@ export interface Opened<S, E> {
   readonly stage: S;
   readonly executor: E;
   readonly program: Program;
-  readonly choice: Choice;
+  readonly choice: TrialChoice;
 }
 
 /**
  * The choice on a GPU without alternatives: no program is tried, and no notes are read. Null if there are
  * alternatives.
  */
-export function settled(able: Finalists, deviceClass: DeviceClass, pinned: boolean): Choice | null {
+export function settled(able: Finalists, deviceClass: DeviceClass, pinned: boolean): TrialChoice | null {
   const [first = able[0]] = lineUp(able, deviceClass);
   if (pinned) return untimed(first.name, "pinned");
   if (able.length === 1) return untimed(first.name, "only");
@@ -43,7 +43,7 @@ export function known(
   names: readonly string[],
   kept: Pick<Kept, "lost" | "busy" | "chosen">,
   failed: ReadonlySet<string> = new Set(),
-): Choice | null {
+): TrialChoice | null {
   const [first = ""] = names;
   const spoilt = names.some((name) => kept.lost.includes(name) || failed.has(name));
   if (names.length === 1 || spoilt) return untimed(first, "only");
@@ -52,7 +52,7 @@ export function known(
   return kept.busy ? untimed(first, "busy") : null;
 }
 
-function untimed(program: string, why: Choice["why"]): Choice {
+function untimed(program: string, why: TrialChoice["why"]): TrialChoice {
   return { program, why, seconds: new Map() };
 }
 
@@ -127,13 +127,13 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
   }
 
   /** If programs are missing only because of their files, a later load may have a choice. */
-  #explained(choice: Choice): Choice {
+  #explained(choice: TrialChoice): TrialChoice {
     const absent = [...this.#failed.values()].some((error) => error instanceof UnreachableError);
     return choice.why === "only" && absent ? { ...choice, why: "offline" } : choice;
   }
 
   /** Runs the chosen program without a trial. */
-  async #take(finalists: Finalists, choice: Choice): Promise<Opened<S, E> | null> {
+  async #take(finalists: Finalists, choice: TrialChoice): Promise<Opened<S, E> | null> {
     const program = named(finalists, choice.program);
     this.hooks.onChoice(program, choice);
     this.#stage ??= await this.open(program, []);

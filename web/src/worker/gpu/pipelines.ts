@@ -17,7 +17,7 @@ const GONE = /device (is |was )?(lost|destroyed)|Instance reference no longer ex
 const NO_MEMORY = /out of (device |host |video )?memory|OutOfMemory|OUT_OF_.*MEMORY/i;
 
 /** One pipeline, under the name of the first kernel that asked for it. */
-class Job {
+class PipelineBuild {
   pipeline: KernelPipeline | null = null;
   begun = false;
   settle: { resolve: () => void; reject: (error: Error) => void } = { resolve: () => {}, reject: () => {} };
@@ -41,9 +41,9 @@ export class Pipelines {
   readonly #layouts = new Map<string, GPUBindGroupLayout>();
   /** For each kernel, the first kernel with the same text. */
   readonly #contents: ReadonlyMap<string, string>;
-  readonly #jobs = new Map<string, Job>();
-  readonly #wanted: Job[] = [];
-  readonly #later: Job[] = [];
+  readonly #jobs = new Map<string, PipelineBuild>();
+  readonly #wanted: PipelineBuild[] = [];
+  readonly #later: PipelineBuild[] = [];
   #running = 0;
   #lost = false;
 
@@ -77,7 +77,7 @@ export class Pipelines {
     const shader = this.shaders.get(kernel);
     if (!shader) throw new Error(`the artifact has no kernel ${kernel}`);
     const content = this.#contents.get(kernel) ?? kernel;
-    const job = this.#jobs.get(content) ?? new Job(content, shader);
+    const job = this.#jobs.get(content) ?? new PipelineBuild(content, shader);
     this.#jobs.set(content, job);
     // A job may be in both queues; the second time it has already begun.
     if (!job.begun) (later ? this.#later : this.#wanted).push(job);
@@ -99,7 +99,7 @@ export class Pipelines {
     }
   }
 
-  async #make(job: Job): Promise<void> {
+  async #make(job: PipelineBuild): Promise<void> {
     const { kernel, shader, settle } = job;
     let refused: Promise<string | null> | null = null;
     try {

@@ -3,7 +3,7 @@ import { abortReason, DeviceError, throwIfAborted } from "../../protocol/errors.
 import type { Backend } from "../engine/backend.js";
 import { writePlainStep } from "../engine/inputs.js";
 import type { Kept } from "../store/kept.js";
-import { type Choice, compare, type Kind } from "./variants.js";
+import { compare, type StepKind, type TrialChoice } from "./variants.js";
 
 /** Tries programs on a GPU by timing whole steps. edge_runtime/artifact/trial.py does the same. */
 
@@ -32,7 +32,7 @@ export type Finalists = readonly [Program, ...Program[]];
 
 /** The result of a trial: a choice with its executor, or the program that failed and its error. */
 export type Outcome<E> =
-  | { readonly choice: Choice; readonly executor: E }
+  | { readonly choice: TrialChoice; readonly executor: E }
   | { readonly failed: Program; readonly error: unknown };
 
 /** One trial of the finalists, timed over one copy of the weights. */
@@ -74,7 +74,7 @@ export class Trial<E extends Backend> {
     }
   }
 
-  async #compare(): Promise<Choice> {
+  async #compare(): Promise<TrialChoice> {
     const executors = new Map<Program, E>();
     for (const program of this.finalists) {
       await this.#begin(program);
@@ -127,7 +127,7 @@ export async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): P
  * could see: page tables stay as they are, and no request reads cache contents outside of its pages.
  */
 export class Steps {
-  readonly #sizes: Readonly<Record<Kind, number>>;
+  readonly #sizes: Readonly<Record<StepKind, number>>;
   readonly #rows: number;
   readonly #last: number;
 
@@ -144,7 +144,7 @@ export class Steps {
   }
 
   /** Runs one step and returns its seconds. */
-  async run(kind: Kind): Promise<number> {
+  async run(kind: StepKind): Promise<number> {
     const { executor } = this;
     const size = this.#sizes[kind];
     const { embedding } = executor.shape;
@@ -175,7 +175,7 @@ export class Steps {
     if (token < 0 || token >= vocabSize)
       throw new DeviceError(
         `A step of ${this.program} gave the token ${token}: its logits are not finite, or not of the ` +
-          `${vocabSize} tokens that there are.`,
+          `${vocabSize} tokens of the vocabulary.`,
       );
   }
 }

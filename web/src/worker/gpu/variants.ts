@@ -28,13 +28,13 @@ const GAIN = 0.95;
  */
 const TOKENS = 64;
 
-export type Kind = "decode" | "large";
+export type StepKind = "decode" | "large";
 
 /** The quickest steps of a program, in seconds. */
-export type Seconds = Readonly<Partial<Record<Kind, number>>>;
+export type Seconds = Readonly<Partial<Record<StepKind, number>>>;
 
 /** The program that runs, the reason for the choice, and the measured times of each program. */
-export interface Choice {
+export interface TrialChoice {
   readonly program: string;
   readonly why: ChoiceReason;
   readonly seconds: ReadonlyMap<string, Seconds>;
@@ -66,13 +66,13 @@ export function lineUp<C extends Candidate>(
  */
 export async function compare(
   names: readonly string[],
-  measure: (name: string, kind: Kind) => Promise<number>,
-): Promise<Choice> {
-  const best = new Map<string, Partial<Record<Kind, number>>>(names.map((name) => [name, {}]));
+  measure: (name: string, kind: StepKind) => Promise<number>,
+): Promise<TrialChoice> {
+  const best = new Map<string, Partial<Record<StepKind, number>>>(names.map((name) => [name, {}]));
   const [first = ""] = names;
   let spent = 0;
   /** Measures a step of each program in turn. */
-  const round = async (kind: Kind, counted = true): Promise<void> => {
+  const round = async (kind: StepKind, counted = true): Promise<void> => {
     for (const [name, steps] of best) {
       const took = await measure(name, kind);
       if (!counted) continue;

@@ -1,5 +1,5 @@
 import { toErrorRecord } from "../../protocol/errors.js";
-import type { AnswerEvent, Piece, RequestStats, TokenScore } from "../../protocol/messages.js";
+import type { AnswerEvent, AnswerPart, RequestStats, TokenScore } from "../../protocol/messages.js";
 import { hasMore } from "../../protocol/messages.js";
 import type { RequestListener, TokenLogprobs } from "../engine/request.js";
 import type { Asked } from "../prompts/prompts.js";
@@ -63,7 +63,7 @@ export class Answer {
     };
   }
 
-  #deltas(index: number, pieces: readonly Piece[], score: TokenScore | null): void {
+  #deltas(index: number, pieces: readonly AnswerPart[], score: TokenScore | null): void {
     for (const [at, piece] of pieces.entries()) {
       const own = at === 0 ? score : null;
       if (hasMore(piece) || own) this.tell({ event: "delta", index, ...piece, score: own });

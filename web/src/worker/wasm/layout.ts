@@ -18,7 +18,7 @@ export interface NamedRegion extends Region {
   readonly dtype: Dtype;
 }
 
-export interface Layout {
+export interface MemoryLayout {
   /** The address of the weight stream. */
   readonly weights: number;
   readonly named: ReadonlyMap<string, NamedRegion>;
@@ -52,7 +52,7 @@ export function layOut(
   extents: Extents,
   tables: number,
   threads: number,
-): Layout {
+): MemoryLayout {
   const bump = new Bump();
   const weights = bump.take(manifest.weights.bytes, 256);
   const named = manifest.buffers.map((entry): [string, NamedRegion] => {

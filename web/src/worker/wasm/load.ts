@@ -13,7 +13,7 @@ import { type ShardProgress, streamShards } from "../store/shards.js";
 import { type PageRegion, WasmExecutor } from "./executor.js";
 import { ATOMICS, ableProgram, ISOLATE, wasmFeatures } from "./features.js";
 import { instantiate, kernelsOf, loadModule } from "./instance.js";
-import type { Layout, Region } from "./layout.js";
+import type { MemoryLayout, Region } from "./layout.js";
 import { makeRoom, type Room } from "./room.js";
 import { Threads, worthStarting } from "./threads.js";
 
@@ -126,7 +126,7 @@ async function streamInto(
   }
 }
 
-function regionsOf({ weights }: Manifest, layout: Layout): (arg: PlanArg) => Region {
+function regionsOf({ weights }: Manifest, layout: MemoryLayout): (arg: PlanArg) => Region {
   const tensors = new Map(
     weights.tensors.map(({ name, offset, bytes }) => [name, { at: layout.weights + offset, bytes }]),
   );

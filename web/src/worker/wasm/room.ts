@@ -2,14 +2,14 @@ import type { Manifest, Program } from "../../artifact/manifest.js";
 import { DeviceError } from "../../protocol/errors.js";
 import { type MemoryOptions, type MemoryPlan, storedAs, whatFits } from "../device/memory.js";
 import type { Plans } from "../device/remote-artifact.js";
-import { type Layout, layOut, MOST_BYTES, makeMemory } from "./layout.js";
+import { layOut, type MemoryLayout, MOST_BYTES, makeMemory } from "./layout.js";
 import { Tables } from "./tables.js";
 
 /** A memory, and the addresses in it. */
 export interface Room {
   readonly memory: WebAssembly.Memory;
   readonly plan: MemoryPlan;
-  readonly layout: Layout;
+  readonly layout: MemoryLayout;
   readonly tables: Tables;
 }
 

@@ -1,4 +1,4 @@
-import type { Dim, Dtype, Param, Program } from "../../artifact/manifest.js";
+import type { Dim, Dtype, KernelParam, Program } from "../../artifact/manifest.js";
 import { DTYPE_BYTES } from "../../format/constants.js";
 import { ArtifactError } from "../../protocol/errors.js";
 import type { Extents } from "../device/memory.js";
@@ -102,7 +102,7 @@ export class Tables {
    * The shape comes from the buffer and not from the kernel's record: groups of layers share kernels, whose
    * record names the pages of one group.
    */
-  #tensor(arg: PlanArg, { dtype, shape }: Param): Tensor {
+  #tensor(arg: PlanArg, { dtype, shape }: KernelParam): Tensor {
     const dims = (arg.space === "buffer" && this.shapes.get(arg.name)) || shape;
     const extents = dims.map((dim) => extentOf(dim, this.extents));
     const key = `${arg.space}:${arg.name} ${dtype} ${extents}`;

@@ -5,14 +5,23 @@
 
 import { BLANK, isBlank, stripped } from "./texts.js";
 
-export type Kind = "data" | "begin" | "end" | "name" | "string" | "integer" | "float" | "operator" | "eof";
+export type TokenKind =
+  | "data"
+  | "begin"
+  | "end"
+  | "name"
+  | "string"
+  | "integer"
+  | "float"
+  | "operator"
+  | "eof";
 
 /**
  * A token. `text` is the source text; for a string it is the string's value, for the begin and the end of a tag it is
  * "%" or "{", the kind of tag.
  */
 export interface Token {
-  readonly kind: Kind;
+  readonly kind: TokenKind;
   readonly text: string;
   readonly line: number;
 }
@@ -59,7 +68,7 @@ class Lexer {
     return this.#tokens;
   }
 
-  #push(kind: Kind, text: string): void {
+  #push(kind: TokenKind, text: string): void {
     this.#tokens.push({ kind, text, line: this.#lineHere() });
   }
 
