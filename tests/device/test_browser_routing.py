@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from nearfar.edge_runtime import Engine
-from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.edge_runtime.openai.knowledge import read_prompt
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.fallback_server.http.app import AppOptions
@@ -178,7 +178,7 @@ def test_a_router_fitted_in_python_sees_the_same_in_the_tab(stage: Stage, built:
     with Engine.load(cpu, threads=1, kv_memory="8MB") as engine:
         tokens = row_tokens(engine.asynchronous.manifest.model.vocab_size)
         asked = [{"role": "user", "content": EASY}]
-        shown = engine.loop.run(knowledge(engine.asynchronous, asked, tokens=tokens))
+        shown = engine.loop.run(read_prompt(engine.asynchronous, asked, tokens=tokens)).knowledge
         artifact = artifact_of(engine.asynchronous)
     with serve(built("classics-1M", "q4", "cpu", "wasm", "webgpu"), target="wasm") as address:
         page = new_page(stage.page.tab.context.browser, address).open()

@@ -55,7 +55,11 @@ def _whole(number: Number) -> list[list[float]]:
     return [[token, number(-12, -1)] for token in (90, 3, 40, 7, 11)]
 
 
-ROWS = (lambda _: [], _whole, lambda number: _whole(number)[:-1])
+ROWS: tuple[Callable[[Number], list[list[float]]], ...] = (
+    lambda _: [],
+    _whole,
+    lambda number: _whole(number)[:-1],
+)
 """Rows of a knowledge: none, all tokens of both probes in another order, and one token too few."""
 PROBE = {"tokens": [1, 2], "weights": [0.5, 2], "mean": 0}
 WRONG_PROBES: tuple[dict[str, Any], ...] = (
