@@ -184,8 +184,8 @@ class ExampleTable:
         ids = tuple(int(token) for token, _ in shown[0]) if probe else ()
         if probe and (not ids or any(tuple(token for token, _ in row) != ids for row in shown)):
             raise RequestError(
-                "a probe needs the last hidden row in all records: record again with Policy(router='record') "
-                "in Python, or fit without --probe",
+                "a probe needs the last hidden row in all records: record again with "
+                "Policy(router='record'), or fit without --probe",
                 "probe",
             )
         values = np.array(

@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from nearfar.edge_runtime import Engine
-from nearfar.edge_runtime.openai.knowledge import knowledge
+from nearfar.edge_runtime.openai.knowledge import read_prompt
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.routing.device import artifact_of
-from nearfar.routing.fitted import FittedRouter, Point, Regression
+from nearfar.routing.fitted import FittedRouter, Point, Probe, Regression, row_tokens
 from tests.support.artifacts import Built
 from tests.support.browser import PATIENCE_MS, Page, browser, new_page, serve
 from tests.support.proxy import Proxy
@@ -50,6 +50,10 @@ try {
   }
 } catch (error) { return { text, error: `${error.name}: ${error.message}` }; }
 return { text, told };
+"""
+READ = """
+const [content, ...tokens] = argument;
+return engine.readPrompt([{ role: "user", content }], { tokens });
 """
 LOSE_THE_DEVICE = """
 steps => {
@@ -82,6 +86,11 @@ class Stage:
         """An answer of the page's client: {text, told} or {text, error}."""
         argument = {"content": content, "setup": setup or {}, "own": own, "tokens": tokens}
         return self.page.run(CLIENT, argument)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The decision records of the page's client."""
+        return list(self.page.run("return window.nearfar.client.records;", None))
 
     @property
     def sent(self) -> list[str]:
@@ -167,17 +176,33 @@ def test_easy_stays_long_goes_hard_goes(stage: Stage, expected: str) -> None:
 def test_a_router_fitted_in_python_sees_the_same_in_the_tab(stage: Stage, built: Built) -> None:
     cpu = built("classics-1M", "q4", "cpu", "wasm", "webgpu") / "cpu"
     with Engine.load(cpu, threads=1, kv_memory="8MB") as engine:
-        shown = engine.loop.run(knowledge(engine.asynchronous, [{"role": "user", "content": EASY}]))
+        tokens = row_tokens(engine.asynchronous.manifest.model.vocab_size)
+        asked = [{"role": "user", "content": EASY}]
+        shown = engine.loop.run(read_prompt(engine.asynchronous, asked, tokens=tokens)).knowledge
         artifact = artifact_of(engine.asynchronous)
+    with serve(built("classics-1M", "q4", "cpu", "wasm", "webgpu"), target="wasm") as address:
+        page = new_page(stage.page.tab.context.browser, address).open()
+        assert page.wait("idle", "error") == "idle", page.notice
+        rows = [each.run(READ, [EASY, *tokens]) for each in (stage.page, page)]
+        page.tab.context.close()
+    for row in rows:
+        assert row["prompt_tokens"] == shown.prompt_tokens
+        assert row["top"] == pytest.approx(shown.top, abs=2e-3)
+        assert row["logprobs"] == pytest.approx([each for _, each in shown.row], abs=2e-3)
     features = ("length", "entropy", "best", "margin", "sure")
     zeros, ones = (0.0,) * len(features), (1.0,) * len(features)
     prompt = Regression(features, zeros, ones, (-0.5, 0.3, -0.4, 0.2, 0.3), 0.1, 0.5, None)
+    half = len(tokens) // 2
+    probe = Probe(tokens, (0.01,) * half + (-0.01,) * (len(tokens) - half), 0.0)
+    prompt = replace(prompt, probe=probe)
+    assert abs(probe.value(shown.row)) > 0.05, "the probe must count"
     made = FittedRouter("classics", artifact, 50, prompt, 0.0, None, None, 8, (Point(0, 1, None, 0, None),))
     data = {"format": "nearfar-router", "version": 2, **asdict(made)}
     answer = stage.ask(setup={"policy": {"ttft": None, "router": data}})
     (reason,) = answer["told"]["reasons"]
     assert (answer["told"]["route"], reason["code"]) == ("cloud", "hard")
-    assert reason["value"] == pytest.approx(made.gain(asdict(shown)), abs=0.01)
+    assert reason["value"] == pytest.approx(made.gain(shown.model_dump()), abs=0.002)
+    assert [token for token, _ in stage.records[-1]["knowledge"]["row"]] == list(tokens)
     other = stage.ask(setup={"policy": {"router": {**data, "artifact": "0/q4"}}})
     assert "the router was fitted to classics (checkpoint 0, q4), but the device runs" in other["error"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from nearfar.edge_runtime.openai.knowledge import ANSWERS, SURE
 from nearfar.errors import RequestError
-from nearfar.routing.fitted import FittedRouter
+from nearfar.routing.fitted import FittedRouter, row_tokens
 from nearfar.routing.policy import Policy
 from tests.support.routing_vectors import MACHINES, VECTORS, decision, same
 
@@ -44,6 +44,9 @@ def test_a_fitted_router_judges_prompts_and_beginnings_of_answers() -> None:
         assert same(made.gain(case["knowledge"]), case["gain"]), case
         assert same(None if doubt is None else asdict(doubt), case["doubt"]), case
     assert recorded["sure"] == {"question": SURE, "answers": list(ANSWERS)}
+    assert list(made.row_tokens) == recorded["asked_tokens"]
+    for size, tokens in recorded["row_tokens"].items():
+        assert list(row_tokens(int(size))) == tokens, size
     for ended in (False, True):
         verdicts = {case["doubt"] is None for case in recorded["cases"] if case["ended"] == ended}
         assert verdicts == {True, False}

@@ -63,13 +63,11 @@ describe("a fitted router", () => {
     const easy = await ask(client({ router: routerOf(false, false) }));
     expect([easy.x_nearfar.route, codes(easy)]).toEqual(["device", ["easy"]]);
     expect(easy.x_nearfar.reasons[0]).toMatchObject({ limit: ROUTER.threshold });
-    expect(device.requests).toMatchObject([
-      { max_tokens: 1, top_logprobs: 20, ignore_eos: true },
-      { max_tokens: 512 },
-    ]);
+    expect(device.requests).toMatchObject([{ max_tokens: 512 }]);
+    expect(device.read).toMatchObject([{ tokens: [], perplexity: false }]);
     const hard = await ask(client({ router: routerOf(true, false) }));
     expect([hard.x_nearfar.route, codes(hard)]).toEqual(["cloud", ["hard"]]);
-    const knowledge = { prompt_tokens: 10, top: [-0.1, -4], prompt_logprob: null, sure: null };
+    const knowledge = { prompt_tokens: 10, top: [-0.1, -4], prompt_logprob: null, sure: null, row: [] };
     const artifact = `${"a".repeat(64)}/q4`;
     expect(records).toMatchObject([
       { knowledge, model: "near", artifact, outcome: { first_tokens: { length: 16 } } },
@@ -98,12 +96,6 @@ describe("a fitted router", () => {
 
   test.each([
     [{ artifact: "b/q8" }, /fitted to sample .checkpoint b, q8., but the device runs near .*aaa, q4.: fit/],
-    [
-      {
-        prompt: { ...ROUTER.prompt, probe: { tokens: [1], weights: [1], mean: 0 } },
-      } as unknown as RouterModel,
-      /prompt has a probe of the last hidden row, which an engine in a browser does not show: fit without --probe/,
-    ],
     [{ tokens: 0 }, /is not a router: tokens must be from 1 to 16; make one with nearfar route fit/],
   ])("is refused: %j", async (change, said) => {
     await expect(ask(client({ router: routerOf(false, false, change) }))).rejects.toMatchObject({
@@ -111,6 +103,19 @@ describe("a fitted router", () => {
       param: "router",
       message: expect.stringMatching(said),
     });
+  });
+
+  test("looks at the last hidden row by its probe", async () => {
+    const { prompt, answer } = routerOf(false, false);
+    const probe = { tokens: [2, 0], weights: [30, -3], mean: -20 };
+    const probed = { ...prompt, probe: { ...probe } };
+    expect(codes(await ask(client({ router: routerOf(false, false, { prompt: probed }) })))).toEqual([
+      "hard",
+    ]);
+    expect(device.read).toMatchObject([{ tokens: [2, 0] }]);
+    const later = answer && { ...answer, probe: { tokens: [1, 0], weights: [-100, 100], mean: 0 } };
+    const made = client({ router: routerOf(false, false, { answer: later }) });
+    expect(codes(await ask(made))).toEqual(["easy", "doubtful"]);
   });
 
   test("asks the model itself if it looks at that", async () => {
@@ -145,7 +150,17 @@ describe("a fitted router", () => {
   test("records what it would look at, and decides nothing", async () => {
     expect(codes(await ask(client({ router: "record", shadow: "device" })))).toEqual(["preferred"]);
     expect(records).toMatchObject([
-      { knowledge: { top: [-0.1, -4] }, outcome: { first_tokens: { length: 16 }, path: ["device"] } },
+      {
+        knowledge: {
+          top: [-0.1, -4],
+          row: [
+            [0, -5],
+            [1, -5.3333],
+            [2, -5.6667],
+          ],
+        },
+        outcome: { first_tokens: { length: 16 }, path: ["device"] },
+      },
     ]);
   });
 });

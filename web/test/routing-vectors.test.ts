@@ -3,7 +3,7 @@ import { describe, expect, test } from "vitest";
 import { Breaker, type Pass } from "../src/routing/breaker.js";
 import { limitFor, Threshold } from "../src/routing/calibration.js";
 import { decide } from "../src/routing/decide.js";
-import { parseRouter } from "../src/routing/fitted.js";
+import { parseRouter, rowTokens } from "../src/routing/fitted.js";
 import { ANSWERS, type Knowledge, SURE } from "../src/routing/knowledge.js";
 import { Ledger } from "../src/routing/ledger.js";
 import { type First, Monitor } from "../src/routing/monitor.js";
@@ -183,6 +183,8 @@ interface Routers {
     readonly doubt: object | null;
   }[];
   readonly refused: readonly object[];
+  readonly row_tokens: Readonly<Record<string, readonly number[]>>;
+  readonly asked_tokens: readonly number[];
   readonly sure: { readonly question: string; readonly answers: readonly string[] };
 }
 const ROUTERS = JSON.parse(readFileSync(new URL("router.json", VECTORS), "utf8")) as Routers;
@@ -198,6 +200,10 @@ describe("a fitted router", () => {
 
   test("asks the model as Python does", () => {
     expect({ question: SURE, answers: ANSWERS }).toEqual(ROUTERS.sure);
+    const { wanted } = parseRouter(ROUTERS.router);
+    expect(wanted).toEqual({ ask: true, perplexity: true, tokens: ROUTERS.asked_tokens });
+    for (const [size, tokens] of Object.entries(ROUTERS.row_tokens))
+      expect(rowTokens(Number(size)), size).toEqual(tokens);
   });
 
   test.each(ROUTERS.refused.map((change) => [JSON.stringify(change), change] as const))(

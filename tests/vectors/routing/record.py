@@ -11,12 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from nearfar.edge_runtime.openai.knowledge import ANSWERS, SURE
-from nearfar.routing.fitted import FittedRouter
+from nearfar.routing.fitted import FittedRouter, row_tokens
 from nearfar.routing.policy import Policy
 from tests.support.handover_vectors import replay
 from tests.support.routing_vectors import MACHINES, VECTORS, decision
 from tests.vectors.routing.handover_scripts import SCRIPTS
-from tests.vectors.routing.routers import ROUTER, cases, refused
+from tests.vectors.routing.routers import ROUTER, VOCABULARIES, cases, refused
 from tests.vectors.routing.scenarios import DECISIONS, machines, random_case
 
 RANDOM_CASES = 150
@@ -46,7 +46,9 @@ def record_router() -> None:
         found = {"gain": made.gain(case["knowledge"]), "doubt": None if doubt is None else asdict(doubt)}
         items.append(line({**case, **found}))
     sure = {"question": SURE, "answers": ANSWERS}
-    parts = [f'{{"router": {line(ROUTER)}', f'"sure": {line(sure)}']
+    rows = {size: row_tokens(size) for size in VOCABULARIES}
+    parts = [f'{{"router": {line(ROUTER)}', f'"sure": {line(sure)}', f'"row_tokens": {line(rows)}']
+    parts.append(f'"asked_tokens": {line(made.row_tokens)}')
     for name, each in (("cases", items), ("refused", [line(change) for change in refused()])):
         parts.append(f'"{name}": [\n' + ",\n".join(each) + "\n]")
     text = ",\n".join(parts) + "}\n"

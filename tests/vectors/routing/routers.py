@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 ROUTER: dict[str, Any] = {
@@ -18,7 +19,7 @@ ROUTER: dict[str, Any] = {
         "weights": [0.4, 0.9, -0.3, -0.6, -0.2, -1.1],
         "bias": -0.25,
         "auroc": 0.8,
-        "probe": None,
+        "probe": {"tokens": [40, 3, 11, 7], "weights": [0.31, -0.12, 0.05, -0.4], "mean": 0.2},
     },
     "threshold": 0.55,
     "answer": {
@@ -28,7 +29,7 @@ ROUTER: dict[str, Any] = {
         "weights": [0.3, -0.8, -0.2, 0.7, 0.5],
         "bias": -2.0,
         "auroc": 0.85,
-        "probe": None,
+        "probe": {"tokens": [11, 90], "weights": [0.2, -0.3], "mean": -0.1},
     },
     "limit": 0.6,
     "tokens": 3,
@@ -44,6 +45,29 @@ BEGINNINGS = (
     (0, True), (2, False), (3, False), (3, False), (4, False), (2, True), (1, True), (3, True)
 )  # fmt: skip
 """How many tokens of an answer have come, and whether it has ended with them."""
+
+
+Number = Callable[[float, float], float]
+"""Draws a number between two."""
+
+
+def _whole(number: Number) -> list[list[float]]:
+    return [[token, number(-12, -1)] for token in (90, 3, 40, 7, 11)]
+
+
+ROWS: tuple[Callable[[Number], list[list[float]]], ...] = (
+    lambda _: [],
+    _whole,
+    lambda number: _whole(number)[:-1],
+)
+"""Rows of a knowledge: none, all tokens of both probes in another order, and one token too few."""
+PROBE = {"tokens": [1, 2], "weights": [0.5, 2], "mean": 0}
+WRONG_PROBES: tuple[dict[str, Any], ...] = (
+    {"tokens": [1, 1]}, {"tokens": [1, -2]}, {"tokens": [1, 2.5]}, {"tokens": [1]}, {"tokens": "12"},
+    {"tokens": [], "weights": []}, {"weights": [1, "2"]}, {"mean": None}, {"more": 1},
+)  # fmt: skip
+VOCABULARIES = (1, 100, 128, 255, 256, 32000, 151936)
+"""Sizes of vocabularies of which `row_tokens` takes some."""
 
 
 def cases() -> list[dict[str, Any]]:
@@ -62,12 +86,13 @@ def cases() -> list[dict[str, Any]]:
                 "top": top,
                 "prompt_logprob": rng.choice([None, number(-6, -1)]),
                 "sure": rng.choice([None, number(-3, 3)]),
+                "row": rng.choice(ROWS)(number),
             }
             first = [[number(-3, -0.01), number(0, 2.5)] for _ in range(tokens)]
             made.append({"knowledge": knowledge, "first": first, "ended": ended})
     made.append(
         {
-            "knowledge": {"prompt_tokens": 0, "top": [], "prompt_logprob": None, "sure": None},
+            "knowledge": {"prompt_tokens": 0, "top": [], "prompt_logprob": None, "sure": None, "row": []},
             "first": [],
             "ended": False,
         }
@@ -94,7 +119,8 @@ def refused() -> list[dict[str, Any]]:
         {"prompt": {**prompt, "features": ["mean_logprob", *prompt["features"][1:]]}},
         {"prompt": {**prompt, "more": 1}},
         {"prompt": {**prompt, "probe": 3}},
-        {"prompt": {**prompt, "probe": {"tokens": [1, 1], "weights": [1, 2], "mean": 0}}},
+        *({"prompt": {**prompt, "probe": {**PROBE, **change}}} for change in WRONG_PROBES),
+        {"prompt": {**prompt, "probe": {"tokens": [1], "weights": [1]}}},
         {"threshold": "0.5"},
         {"answer": None},
         {"limit": "low"},

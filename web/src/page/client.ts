@@ -163,6 +163,8 @@ function starts(worker: Worker, signal: AbortSignal | undefined): Promise<boolea
   return answer.finally(() => settled.abort());
 }
 
+const loadDecide = () => later(() => import("./decide.js"), "nearfar/decide");
+
 /** A loaded model. */
 export class Engine {
   readonly chat: {
@@ -287,11 +289,26 @@ export class Engine {
     labels: readonly string[] | null,
     options: openai.DecisionOptions = {},
   ): Promise<openai.Decision> {
+    const { decide } = await loadDecide();
+    return decide({ ...this.#asking, MAX_LABELS, MAX_LABEL_CHARS }, prompt, labels, options);
+  }
+
+  /**
+   * Reads a prompt and writes nothing: gives what the model shows about it before it answers.
+   *
+   * @throws RequestError for ids of tokens that the model lacks, and for a prompt that does not fit the context.
+   */
+  async readPrompt(
+    prompt: openai.DecisionPrompt,
+    options: openai.ReadPromptOptions = {},
+  ): Promise<openai.ReadPrompt> {
+    const { readPrompt } = await loadDecide();
+    return readPrompt(this.#asking, prompt, options);
+  }
+
+  get #asking() {
     const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
-    const { name } = this.#loaded;
-    const { decide } = await later(() => import("./decide.js"), "nearfar/decide");
-    const parts = { source, model: name, promptOf, MAX_LABELS, MAX_LABEL_CHARS };
-    return decide(parts, prompt, labels, options);
+    return { source, model: this.#loaded.name, promptOf };
   }
 
   /** Counts the tokens in the prompt of a conversation, with the tools that may be called. */

@@ -1,6 +1,13 @@
 import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../protocol/errors.js";
 import type { AnswerEvent, Prompt } from "../protocol/messages.js";
-import type { Decision, DecisionOptions, DecisionPrompt } from "../protocol/openai.js";
+import type {
+  Decision,
+  DecisionOptions,
+  DecisionPrompt,
+  ReadPrompt,
+  ReadPromptOptions,
+} from "../protocol/openai.js";
+import type { Channel } from "./channel.js";
 import type { AnswerSource } from "./completions.js";
 import { labelOdds } from "./label-odds.js";
 
@@ -102,22 +109,56 @@ async function score(
   labels: readonly string[],
   signal: AbortSignal | undefined,
 ): Promise<Asked> {
-  const { events, abort } = source.generate({ prompt, labels, n: 1, logprobs: 0, options: {} });
   const found = labels.map((): Scored => ({ tokens: [], logprobs: [] }));
-  const left = new Promise<never>((_, reject) => {
-    signal?.addEventListener("abort", () => reject(abortReason(signal)), { once: true });
-  });
-  left.catch(() => undefined);
+  const asked = source.generate({ prompt, labels, n: 1, logprobs: 0, options: {} });
   try {
     for (;;) {
-      const event: AnswerEvent = await Promise.race([events.take(), left]);
-      if (event.event === "error") throw fromErrorRecord(event.error);
+      const event = await nextOf(asked.events, signal);
       if (event.event === "end") return { labels: found, promptTokens: event.stats.promptTokens };
       if (event.event !== "delta" || !event.score) continue;
       found[event.index]?.tokens.push(event.score.token);
       found[event.index]?.logprobs.push(event.score.logprob);
     }
   } finally {
-    abort();
+    asked.abort();
+  }
+}
+
+/** Reads a prompt. See Engine.readPrompt. */
+export async function readPrompt(
+  { source, model, promptOf }: Pick<DecisionParts, "source" | "model" | "promptOf">,
+  prompt: DecisionPrompt,
+  { tokens = [], perplexity = false, chat_template_kwargs, signal }: ReadPromptOptions,
+): Promise<ReadPrompt> {
+  const reading = { tokens: [...tokens], perplexity };
+  const read = promptOf(prompt, chat_template_kwargs, model);
+  throwIfAborted(signal ?? undefined);
+  const asked = source.generate({ prompt: read, reading, n: 1, logprobs: null, options: {} });
+  try {
+    for (;;) {
+      const event = await nextOf(asked.events, signal ?? undefined);
+      if (event.event !== "read") continue;
+      const { top, logprobs, promptLogprob, stats } = event;
+      return { prompt_tokens: stats.promptTokens, top, logprobs, prompt_logprob: promptLogprob };
+    }
+  } finally {
+    asked.abort();
+  }
+}
+
+/** The next event. Throws the error that it may be, or the reason of `signal`. */
+async function nextOf(events: Channel<AnswerEvent>, signal: AbortSignal | undefined): Promise<AnswerEvent> {
+  const left = new AbortController();
+  try {
+    const event = await new Promise<AnswerEvent>((resolve, reject) => {
+      const onAbort = (): void => reject(abortReason(signal));
+      if (signal?.aborted) onAbort();
+      signal?.addEventListener("abort", onAbort, { once: true, signal: left.signal });
+      events.take().then(resolve, reject);
+    });
+    if (event.event === "error") throw fromErrorRecord(event.error);
+    return event;
+  } finally {
+    left.abort();
   }
 }

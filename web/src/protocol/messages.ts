@@ -260,6 +260,15 @@ export interface GenerateRequest {
   readonly grammar?: Grammar;
   /** The answers themselves, one each, whose log-probabilities are wanted; `n` then has no meaning. */
   readonly labels?: readonly string[];
+  readonly reading?: PromptReading;
+}
+
+/** Reads a prompt, and says what the model shows about it, instead of an answer. */
+export interface PromptReading {
+  /** Token ids whose log-probabilities as the first token of the answer are wanted. */
+  readonly tokens: readonly number[];
+  /** Whether the log-probabilities of some of the prompt's last tokens are wanted. */
+  readonly perplexity: boolean;
 }
 
 export interface TokenScore {
@@ -299,6 +308,18 @@ export type AnswerEvent =
    * The whole result of a request for embeddings, not normalized; `tokens` counts the tokens of all inputs.
    */
   | { readonly event: "embedded"; readonly vectors: readonly Float32Array[]; readonly tokens: number }
+  /**
+   * What the model shows about a prompt that it has read, in natural logarithms: the likeliest first tokens, in
+   * descending order; the tokens that were asked for, in their order; the mean of tokens of the prompt, null if
+   * they were in the cache or not wanted.
+   */
+  | {
+      readonly event: "read";
+      readonly top: readonly number[];
+      readonly logprobs: readonly number[];
+      readonly promptLogprob: number | null;
+      readonly stats: RequestStats;
+    }
   | { readonly event: "end"; readonly stats: RequestStats }
   | { readonly event: "error"; readonly error: ErrorRecord };
 

@@ -325,6 +325,27 @@ export interface DecisionOptions {
   readonly signal?: AbortSignal | null;
 }
 
+/** Options of `readPrompt`. */
+export interface ReadPromptOptions {
+  /** Token ids whose log-probabilities as the first token of the answer are wanted. */
+  readonly tokens?: readonly number[];
+  /** Whether `prompt_logprob` is wanted, which costs time: up to 16 rows of logits are read. */
+  readonly perplexity?: boolean;
+  readonly chat_template_kwargs?: TemplateVariables | null;
+  readonly signal?: AbortSignal | null;
+}
+
+/** What a model shows about a prompt when it has read it, before it answers. Logarithms are natural. */
+export interface ReadPrompt {
+  readonly prompt_tokens: number;
+  /** Log-probabilities of the 20 likeliest first tokens of the answer, in descending order. */
+  readonly top: readonly number[];
+  /** Log-probabilities of the tokens that were asked for, as the first token of the answer, in their order. */
+  readonly logprobs: readonly number[];
+  /** The mean log-probability of some of the prompt's last tokens; null if they were in the cache, or not wanted. */
+  readonly prompt_logprob: number | null;
+}
+
 /** A label: its probability among all labels, and the logarithm of the probability that an answer begins with it. */
 export interface DecisionOption {
   readonly label: string;

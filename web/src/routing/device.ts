@@ -4,7 +4,13 @@
  */
 
 import { DeviceError, throwIfAborted } from "../protocol/errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest, ChatMessage } from "../protocol/openai.js";
+import type {
+  ChatCompletionChunk,
+  ChatCompletionRequest,
+  ChatMessage,
+  ReadPrompt,
+  ReadPromptOptions,
+} from "../protocol/openai.js";
 import { type ChunkContents, ends, isUseful, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { SERVICE_FIELDS } from "./service-fields.js";
@@ -27,6 +33,8 @@ export interface DeviceEngine {
     /** The checkpoint's SHA-256 and the quantization scheme, to which a fitted router is tied. */
     readonly checkpoint?: string | null;
     readonly quantization?: string;
+    /** The number of tokens of the vocabulary, of which records for a fitted router show some. */
+    readonly vocabSize?: number;
     /** Features in addition to writing text; logprobs where it does not say. */
     readonly features?: readonly Feature[];
   };
@@ -43,6 +51,8 @@ export interface DeviceEngine {
     labels: readonly string[],
     options?: object,
   ): Promise<{ readonly options: readonly { readonly probability: number }[] }>;
+  /** What the model shows about a conversation before it answers, for a fitted router. */
+  readPrompt?(messages: readonly ChatMessage[], options: ReadPromptOptions): Promise<ReadPrompt>;
   /** Tokens that a new request could put into the KV cache now. */
   stats?(): Promise<{ readonly freeTokens: number }>;
 }

@@ -5,9 +5,9 @@
  */
 
 import { meant, RequestError } from "../protocol/errors.js";
-import type { Knowledge } from "./knowledge.js";
+import type { Knowledge, Wanted } from "./knowledge.js";
 import { entropy, FIRST_TOKENS, type First } from "./monitor.js";
-import type { Regression, RouterModel } from "./router-model.js";
+import type { Probe, Regression, RouterModel } from "./router-model.js";
 import { type Reason, reason } from "./types.js";
 
 export { knowledgeOf } from "./knowledge.js";
@@ -18,7 +18,11 @@ const PROMPT_FEATURES = ["length", "entropy", "best", "margin", "prompt_logprob"
 const ANSWER_FEATURES = ["mean_logprob", "lowest_logprob", "mean_entropy", "highest_entropy"];
 const FIELDS = "format version model artifact examples prompt threshold answer limit tokens curve".split(" ");
 const OF_REGRESSION = "features mean scale weights bias auroc probe".split(" ");
+const OF_PROBE = "tokens weights mean".split(" ");
 const OF_POINT = "share threshold limit quality money".split(" ");
+
+/** Tokens whose log-probabilities show the last hidden row. */
+const ROW_TOKENS = 128;
 
 type Features = Readonly<Record<string, number | null>>;
 
@@ -26,15 +30,18 @@ type Features = Readonly<Record<string, number | null>>;
 export class FittedRouter {
   constructor(readonly model: RouterModel) {}
 
-  /** Whether the model itself must be asked whether it can answer. */
-  get asks(): boolean {
+  /** What must be known about a prompt. */
+  get wanted(): Wanted {
     const { prompt, answer } = this.model;
-    return [prompt, answer].some((part) => part?.features.includes("sure"));
+    const parts = answer === null ? [prompt] : [prompt, answer];
+    const looks = (name: string): boolean => parts.some(({ features }) => features.includes(name));
+    const tokens = [...new Set(parts.flatMap(({ probe }) => probe?.tokens ?? []))];
+    return { ask: looks("sure"), perplexity: looks("prompt_logprob"), tokens };
   }
 
   /** The probability that the cloud answers better. */
   gain(knowledge: Knowledge): number {
-    return probability(this.model.prompt, promptFeatures(knowledge));
+    return probability(this.model.prompt, promptFeatures(knowledge), knowledge.row);
   }
 
   /**
@@ -45,7 +52,8 @@ export class FittedRouter {
     const { answer, limit, tokens } = this.model;
     const due = ended ? first.length > 0 && first.length < tokens : first.length === tokens;
     if (answer === null || limit === null || !due) return null;
-    const found = probability(answer, { ...promptFeatures(knowledge), ...answerFeatures(first) });
+    const values = { ...promptFeatures(knowledge), ...answerFeatures(first) };
+    const found = probability(answer, values, knowledge.row);
     return found >= limit ? reason("doubtful", "device", found, limit) : null;
   }
 
@@ -58,6 +66,17 @@ export class FittedRouter {
       "router",
     );
   }
+}
+
+/** What is recorded about a prompt, for routers of all kinds. */
+export function wantedForRecords(vocabSize: number): Wanted {
+  return { ask: false, perplexity: true, tokens: rowTokens(vocabSize) };
+}
+
+/** The tokens whose log-probabilities are recorded for a probe: evenly spaced in the vocabulary. */
+export function rowTokens(vocabSize: number): number[] {
+  const step = Math.max(Math.floor(vocabSize / ROW_TOKENS), 1);
+  return Array.from({ length: Math.min(ROW_TOKENS, vocabSize) }, (_, at) => at * step);
 }
 
 /** Loads a router from its address, or takes its JSON. Throws RequestError for anything that is not a router. */
@@ -119,13 +138,29 @@ function mean(values: readonly number[]): number {
 }
 
 /** Logistic regression; a missing feature counts as its mean. */
-function probability({ features, mean, scale, weights, bias }: Regression, values: Features): number {
-  const total = features.reduce((sum, name, at) => {
-    const value = values[name] ?? null;
-    const weight = weights[at] ?? 0;
-    return value === null ? sum : sum + (weight * (value - (mean[at] ?? 0))) / (scale[at] ?? 1);
-  }, bias);
+function probability(
+  { features, mean, scale, weights, bias, probe }: Regression,
+  values: Features,
+  row: Knowledge["row"],
+): number {
+  const total = features.reduce(
+    (sum, name, at) => {
+      const value = values[name] ?? null;
+      const weight = weights[at] ?? 0;
+      return value === null ? sum : sum + (weight * (value - (mean[at] ?? 0))) / (scale[at] ?? 1);
+    },
+    bias + (probe === null ? 0 : probed(probe, row)),
+  );
   return 1 / (1 + Math.exp(-Math.min(Math.max(total, -500), 500)));
+}
+
+/** A probe's term in a regression; 0 where the row lacks one of its tokens. */
+function probed({ tokens, weights, mean: middle }: Probe, row: Knowledge["row"]): number {
+  const known = new Map(row);
+  const shown = tokens.flatMap((token) => known.get(token) ?? []);
+  if (shown.length < tokens.length) return 0;
+  const level = mean(shown);
+  return shown.reduce((sum, each, at) => sum + (weights[at] ?? 0) * (each - level), -middle);
 }
 
 type Fields = Readonly<Record<string, unknown>>;
@@ -167,8 +202,6 @@ function wrongRegression(data: unknown, what: string, known: readonly string[]):
   const wrong = notExactly(data, OF_REGRESSION, what);
   if (wrong !== null) return wrong;
   const { features, mean, scale, weights, bias, auroc, probe } = data as Fields;
-  if (probe !== null)
-    return `${what} has a probe of the last hidden row, which an engine in a browser does not show: fit without --probe`;
   const lists: readonly unknown[] = [features, mean, scale, weights];
   const first = features as readonly string[];
   if (!lists.every((each) => Array.isArray(each) && each.length === first.length))
@@ -179,7 +212,20 @@ function wrongRegression(data: unknown, what: string, known: readonly string[]):
   const numbers = [mean, scale, weights].flatMap((each) => each as readonly unknown[]);
   if (![...numbers, bias, auroc].every(isNumber)) return `${what}: not all its numbers are finite`;
   const scales = scale as readonly number[];
-  return scales.every((each) => each > 0) ? null : `${what}: a scale must be positive`;
+  if (!scales.every((each) => each > 0)) return `${what}: a scale must be positive`;
+  return probe === null ? null : wrongProbe(probe);
+}
+
+function wrongProbe(data: unknown): string | null {
+  const wrong = notExactly(data, OF_PROBE, "a probe");
+  if (wrong !== null) return wrong;
+  const { tokens, weights, mean } = data as Fields;
+  if (!Array.isArray(tokens) || !Array.isArray(weights) || tokens.length !== weights.length)
+    return "a probe must have as many weights as tokens";
+  const ids = tokens.every((each) => Number.isInteger(each) && each >= 0) && new Set(tokens).size;
+  return ids === tokens.length && ids > 0 && [...weights, mean].every(isNumber)
+    ? null
+    : "a probe must have ids of different tokens and finite numbers";
 }
 
 function notExactly(data: unknown, names: readonly string[], what: string): string | null {

@@ -1,7 +1,7 @@
 /** What the device's model shows about a prompt when it has read it, before it answers. */
 
 import { DeviceError, throwIfAborted } from "../protocol/errors.js";
-import type { ChatCompletionRequest, ChatMessage } from "../protocol/openai.js";
+import type { ChatMessage } from "../protocol/openai.js";
 import { type DeviceEngine, messagesOf } from "./device.js";
 import type { HybridRequest } from "./openai.js";
 import { childController, within } from "./wait.js";
@@ -9,44 +9,50 @@ import { childController, within } from "./wait.js";
 /** The question to the model itself. Python asks the same one; a shared vector holds both to it. */
 export const SURE = "Can you answer this correctly? Reply with one word, Yes or No.";
 export const ANSWERS = ["Yes", "No"] as const;
-/** The most alternatives that an engine reports. */
-const TOP = 20;
 
 /** What a model shows about a prompt. Logarithms are natural. */
 export interface Knowledge {
   readonly prompt_tokens: number;
   /** Log-probabilities of the likeliest first tokens of the answer, in descending order. */
   readonly top: readonly number[];
-  /** The mean log-probability of the prompt's last tokens; engines in browsers do not tell it. */
+  /** The mean log-probability of some of the prompt's last tokens; null if they were in the cache, or not wanted. */
   readonly prompt_logprob: number | null;
   /** The log-odds of Yes when the model is asked whether it can answer; null if it was not asked. */
   readonly sure: number | null;
+  /**
+   * Ids of tokens with their log-probabilities as the first token, to 4 digits: the last hidden row as the output
+   * matrix shows it.
+   */
+  readonly row: readonly (readonly [token: number, logprob: number])[];
+}
+
+/** What is wanted of a prompt. */
+export interface Wanted {
+  /** Whether the model is asked whether it can answer. */
+  readonly ask: boolean;
+  /** Whether `prompt_logprob` is wanted. */
+  readonly perplexity: boolean;
+  /** The tokens of `row`. */
+  readonly tokens: readonly number[];
 }
 
 /**
- * Reads a prompt, whose pages stay in the cache for the answer. Null for prompts with tools, and where the engine
- * fails or takes more than `seconds`: its own answer will show why. `ask`: also asks the model whether it can
- * answer.
+ * Reads a prompt, whose pages stay in the cache for the answer. Null for prompts with tools, for engines without
+ * `readPrompt`, and where the engine fails or takes more than `seconds`: its own answer will show why.
  */
 export async function knowledgeOf(
   engine: DeviceEngine,
   request: HybridRequest,
-  ask: boolean,
+  wanted: Wanted,
   seconds: number,
 ): Promise<Knowledge | null> {
   if (request.tools?.length) return null;
   const signal = request.signal ?? undefined;
   throwIfAborted(signal);
-  const { chat_template_kwargs } = request;
   const reading = childController(signal ?? new AbortController().signal);
-  const more = { signal: reading.signal, ...(chat_template_kwargs && { chat_template_kwargs }) };
-  const read = async (): Promise<Knowledge | null> => {
-    const messages = messagesOf(request);
-    const first = await firstToken(engine, { ...more, messages });
-    return first && { ...first, prompt_logprob: null, sure: ask ? await sure(engine, messages, more) : null };
-  };
   try {
-    return await within(read(), seconds, () => new DeviceError("The device is silent."), signal);
+    const shown = read(engine, request, wanted, reading.signal);
+    return await within(shown, seconds, () => new DeviceError("The device is silent."), signal);
   } catch {
     throwIfAborted(signal);
     return null;
@@ -55,27 +61,20 @@ export async function knowledgeOf(
   }
 }
 
-/** One token of an answer, of which only the alternatives count: no penalty may change them. */
-async function firstToken(
+async function read(
   engine: DeviceEngine,
-  request: Pick<ChatCompletionRequest, "messages">,
-): Promise<Pick<Knowledge, "prompt_tokens" | "top"> | null> {
-  const plain = { temperature: 0, repetition_penalty: 1, presence_penalty: 0, frequency_penalty: 0 };
-  const one = { max_tokens: 1, ignore_eos: true, logprobs: true, top_logprobs: TOP };
-  const stream = { stream: true, stream_options: { include_usage: true } } as const;
-  let top: readonly number[] | null = null;
-  let prompt_tokens: number | null = null;
-  for await (const { choices, usage } of await engine.chat.completions.create({
-    ...request,
-    ...plain,
-    ...one,
-    ...stream,
-  })) {
-    const [token] = choices[0]?.logprobs?.content ?? [];
-    if (token) top ??= token.top_logprobs.map(({ logprob }) => logprob).sort((a, b) => b - a);
-    prompt_tokens = usage?.prompt_tokens ?? prompt_tokens;
-  }
-  return top && prompt_tokens !== null ? { top, prompt_tokens } : null;
+  request: HybridRequest,
+  { ask, perplexity, tokens }: Wanted,
+  signal: AbortSignal,
+): Promise<Knowledge | null> {
+  const { chat_template_kwargs } = request;
+  const more = { signal, ...(chat_template_kwargs && { chat_template_kwargs }) };
+  const messages = messagesOf(request);
+  const read = await engine.readPrompt?.(messages, { ...more, tokens, perplexity });
+  if (!read) return null;
+  const { prompt_tokens, top, prompt_logprob, logprobs } = read;
+  const row = tokens.map((token, at) => [token, Math.round((logprobs[at] ?? 0) * 1e4) / 1e4] as const);
+  return { prompt_tokens, top, prompt_logprob, sure: ask ? await sure(engine, messages, more) : null, row };
 }
 
 /** The log-odds of Yes, as the user's next words after the conversation. */

@@ -1,6 +1,16 @@
 /** The JSON of a fitted router, as `nearfar route fit` writes it; docs/routing.md explains the fields. */
 
-/** Logistic regression: bias + Σ weights · (features − mean) / scale. */
+/**
+ * A direction of the last hidden row, through the output matrix: the sum of `weights` times the
+ * log-probabilities of `tokens`, less their mean. `mean` is the sum's mean over the examples.
+ */
+export interface Probe {
+  readonly tokens: readonly number[];
+  readonly weights: readonly number[];
+  readonly mean: number;
+}
+
+/** Logistic regression: bias + Σ weights · (features − mean) / scale + probe. */
 export interface Regression {
   readonly features: readonly string[];
   readonly mean: readonly number[];
@@ -9,8 +19,7 @@ export interface Regression {
   readonly bias: number;
   /** The AUROC of examples that were kept back. */
   readonly auroc: number;
-  /** A direction of the last hidden row, which an engine in a browser does not show. */
-  readonly probe: null;
+  readonly probe: Probe | null;
 }
 
 /** A point of the curve; `money`: the cloud's price of a thousand requests. */

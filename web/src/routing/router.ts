@@ -318,17 +318,21 @@ export class Router {
   async #told(engine: DeviceEngine, request: HybridRequest): Promise<Told | null> {
     const { router } = this.#policy;
     if (router === null) return null;
-    const { knowledgeOf, loadRouter } = await later(() => import("./fitted.js"), "The code of routers");
+    const { knowledgeOf, loadRouter, wantedForRecords } = await later(
+      () => import("./fitted.js"),
+      "The code of routers",
+    );
     if (router !== RECORD && this.#fitted === null) {
       const fitted = await loadRouter(router);
       if (this.#policy.router === router) this.#use(fitted);
     }
     const fitted = this.#fitted;
-    const { name, checkpoint, quantization } = engine.model;
+    const { name, checkpoint, quantization, vocabSize } = engine.model;
     const artifact = `${checkpoint ?? ""}/${quantization ?? ""}`;
     fitted?.check(artifact, name);
     const limit = this.#policy.timeouts.device_first_token;
-    const knowledge = await knowledgeOf(engine, request, fitted?.asks ?? false, limit);
+    const wanted = fitted?.wanted ?? wantedForRecords(vocabSize ?? 0);
+    const knowledge = await knowledgeOf(engine, request, wanted, limit);
     if (knowledge === null) return null;
     const doubts = fitted !== null && fitted.model.limit !== null;
     const doubt: Doubt = (first, ended) => fitted?.doubt(knowledge, first, ended) ?? null;

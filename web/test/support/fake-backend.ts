@@ -68,8 +68,17 @@ export class FakeBackend implements Backend {
       logit_bias: new Float32Array(slots * vocabSize),
       logprob: new Float32Array(MAX_ROWS),
       top_logprobs: new Float32Array(MAX_ROWS * TOP_LOGPROBS),
+      logits: new Float32Array(MAX_ROWS * vocabSize),
     };
     this.#kv = groups.map((group) => new Int32Array(group.pages * pageSize).fill(-1));
+  }
+
+  /** The logits after these tokens. */
+  logitsAfter(seen: readonly number[]): number[] {
+    const not = this.notFinite(seen);
+    return Array.from({ length: this.shape.vocabSize }, (_, token) =>
+      not && token === 1 ? Number.NaN : (hash([...seen, token]) % 1000) / 100,
+    );
   }
 
   sizes(name: FunctionName): readonly number[] {
@@ -154,6 +163,7 @@ export class FakeBackend implements Backend {
           seen.push(this.#kv[group]?.[this.#cell(group, slot, p)] ?? -1);
       this.#buffer("state")[r] = hash(seen);
       this.#buffer("finite")[r] = this.notFinite(seen) ? 0 : 1;
+      this.#buffer("logits").set(this.logitsAfter(seen), r * this.shape.vocabSize);
     }
   }
 

@@ -6,7 +6,12 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { prepareChat } from "../../src/page/requests.js";
 import { DeviceError } from "../../src/protocol/errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/protocol/openai.js";
+import type {
+  ChatCompletionChunk,
+  ChatCompletionRequest,
+  ReadPrompt,
+  ReadPromptOptions,
+} from "../../src/protocol/openai.js";
 import type { DeviceEngine } from "../../src/routing/index.js";
 import { LocalCloud } from "./local-cloud.js";
 
@@ -52,7 +57,10 @@ function word(text: string, logprob: number | null, most = 0): ChatCompletionChu
 
 /** A device that checks requests as the engine does; its fields set the faults. */
 export class FakeDevice implements DeviceEngine {
-  readonly model = { name: "near", contextLength: 1000, checkpoint: "a".repeat(64), quantization: "q4" };
+  readonly model = {
+    ...{ name: "near", contextLength: 1000, vocabSize: 3 },
+    ...{ checkpoint: "a".repeat(64), quantization: "q4" },
+  };
   readonly requests: ChatCompletionRequest[] = [];
   /** Fails with a DeviceError after this many words. */
   failAfter = Number.POSITIVE_INFINITY;
@@ -63,6 +71,7 @@ export class FakeDevice implements DeviceEngine {
   /** Milliseconds before the first word. */
   delay = 0;
   hasLogprobs = true;
+  readonly read: ReadPromptOptions[] = [];
   lostMessage = "The GPU device was lost.";
   ended = 0;
 
@@ -77,6 +86,14 @@ export class FakeDevice implements DeviceEngine {
       },
     },
   };
+
+  readPrompt(_: readonly unknown[], options: ReadPromptOptions): Promise<ReadPrompt> {
+    this.read.push(options);
+    if (!this.hasLogprobs) return Promise.reject(new DeviceError("none"));
+    if (this.stallAfter === 0) return new Promise(() => undefined);
+    const logprobs = (options.tokens ?? []).map((token) => -5 - token / 3);
+    return Promise.resolve({ prompt_tokens: 10, top: [-0.1, -4], logprobs, prompt_logprob: null });
+  }
 
   countTokens(messages: readonly unknown[]): Promise<number> {
     return Promise.resolve(JSON.stringify(messages).length);

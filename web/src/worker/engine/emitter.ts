@@ -42,7 +42,20 @@ export class Emitter {
       // nothing useful for it.
       if (!request.done && (sampled?.[row] ?? NOT_FINITE) < 0) this.fail(request, notFinite(request));
     });
+    const logits = scores.at(-1);
+    for (const [at, { request, position }] of step.scored.entries()) {
+      const row = step.sampled.length + at;
+      const width = (logits?.length ?? 0) / (step.sampled.length + step.scored.length);
+      const own = logits?.subarray(row * width, (row + 1) * width);
+      if (!request.done && !(own && request.scored?.take(position, own)))
+        this.fail(request, notFinite(request));
+    }
     this.engine.read(step);
+    for (const { request } of step.scored)
+      if (!request.done && request.read === request.tokens.length) {
+        request.tokenRead();
+        this.#finish(request, "stop");
+      }
     step.sampled.forEach((request, row) => {
       if (request.done) return;
       const token = sampled?.[row] ?? NOT_FINITE;

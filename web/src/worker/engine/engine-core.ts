@@ -7,7 +7,7 @@ import { Emitter } from "./emitter.js";
 import { deviceError, NoRoom, tooLong } from "./faults.js";
 import { type Flight, Launches, type Run } from "./launches.js";
 import { Reading } from "./reading.js";
-import { type Constraint, Request, type RequestListener } from "./request.js";
+import { type Constraint, Request, type RequestListener, type Scored } from "./request.js";
 import type { SamplingParams } from "./sampling.js";
 import { type Bucket, type ScheduledStep, Scheduler } from "./scheduler.js";
 
@@ -109,6 +109,7 @@ export class EngineCore {
     params: SamplingParams,
     listener: RequestListener,
     constraint: Constraint | null = null,
+    scored: Scored | null = null,
   ): Request {
     if (this.#failure) throw this.#failure;
     const { vocabSize } = this.#backend.shape;
@@ -119,7 +120,7 @@ export class EngineCore {
         "prompt",
       );
     const limit = this.#scheduler.limitTokens(prompt.length, params.maxTokens);
-    const request = new Request(prompt, params, limit, listener, constraint);
+    const request = new Request(prompt, params, limit, listener, constraint, scored);
     this.#scheduler.add(request);
     void this.#run();
     return request;

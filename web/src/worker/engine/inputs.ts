@@ -43,10 +43,14 @@ export class StepInputs {
   }
 
   /** Writes the inputs of `step`, whose requests have their pages. */
-  writeStep({ bucket, chunks, fed, sampled }: ScheduledStep): void {
+  writeStep({ bucket, chunks, fed, sampled, scored }: ScheduledStep): void {
     const positions = new Int32Array(bucket.size).fill(-1);
     const slots = new Int32Array(bucket.size);
     const logitRows = new Int32Array(bucket.logits);
+    logitRows.set(
+      scored.map(({ row }) => row),
+      sampled.length,
+    );
     const tokens: number[] = [];
     let row = 0;
     for (const chunk of chunks) {

@@ -51,7 +51,8 @@ export class Launches {
   }
 
   /** Whether a step with this request alone would need the function. */
-  needs({ params, constraint }: Request, name: FunctionName): boolean {
+  needs({ params, constraint, scored }: Request, name: FunctionName): boolean {
+    if (scored) return name === "step";
     if (name === "logprobs") return params.logprobs !== null;
     if (name === "sample") return !!constraint || !isPlainGreedy(params);
     return true;
@@ -83,10 +84,13 @@ export class Launches {
     // The results of a step that samples nothing are read too, which limits the number of queued prefill
     // steps.
     const rows = Math.max(step.sampled.length, 1);
-    const { embedding } = backend.shape;
-    const results = backend.fetch(
-      embedding ? [{ buffer: "embedding", count: rows * embedding }] : readsOf(rows, logprobs),
-    );
+    const { embedding, vocabSize } = backend.shape;
+    const reads = embedding
+      ? [{ buffer: "embedding", count: rows * embedding } as const]
+      : readsOf(rows, logprobs);
+    if (step.scored.length > 0)
+      reads.push({ buffer: "logits", count: (step.sampled.length + step.scored.length) * vocabSize });
+    const results = backend.fetch(reads);
     // Results are awaited in order; after an earlier failure, the failure of this one is not news.
     results.catch(() => undefined);
     return { step, logprobs, results };

@@ -1,6 +1,7 @@
 import type { RequestStats } from "../../protocol/messages.js";
 import type { FinishReason } from "../../protocol/openai.js";
 import type { CachedSequence } from "../cache/sequence-table.js";
+import type { HostArray } from "./backend.js";
 import type { SamplingParams } from "./sampling.js";
 
 export interface TopLogprob {
@@ -39,6 +40,17 @@ export interface Constraint {
   close(): void;
 }
 
+/** The rows of a prompt whose logits are read, for a request that samples nothing. */
+export interface Scored {
+  /**
+   * How many of `count` rows from position `start` on are computed now, and which of these positions are read,
+   * if there are `room` rows of logits.
+   */
+  rows(start: number, count: number, room: number): readonly [count: number, positions: readonly number[]];
+  /** Takes the logits of a position. Returns false if they are not finite. */
+  take(position: number, logits: HostArray): boolean;
+}
+
 /**
  * The state of one request; the scheduler owns it until the request is done.
  *
@@ -74,6 +86,8 @@ export class Request {
     public limit: number,
     readonly listener: RequestListener,
     readonly constraint: Constraint | null = null,
+    /** If present, the request ends when its prompt has been read. */
+    readonly scored: Scored | null = null,
   ) {
     this.tokens = [...prompt];
     this.allowed = constraint?.allowed ?? null;

@@ -19,6 +19,13 @@ export interface Chunk {
   readonly samples: boolean;
 }
 
+/** A position of a request whose logits are read, and its row of the step. */
+export interface ScoredRow {
+  readonly request: Request;
+  readonly position: number;
+  readonly row: number;
+}
+
 export interface ScheduledStep {
   readonly bucket: Bucket;
   /**
@@ -30,6 +37,8 @@ export interface ScheduledStep {
   readonly copies: readonly PageCopy[];
   /** The requests that get a token, in the order of their logits rows. */
   readonly sampled: readonly Request[];
+  /** The rows whose logits are read; their rows of logits come after those of sampled requests. */
+  readonly scored: readonly ScoredRow[];
   /** The requests that continue: the sampler feeds row i of the next step with the token of `feeds[i]`. */
   readonly feeds: readonly Request[];
 }
@@ -136,8 +145,10 @@ export class Scheduler {
     const prompts = ready.filter((request) => !request.decodes);
     const computable = prompts.map((request) => Math.min(request.remaining, this.#rowsWithPages(request)));
     const shares = shareRows(computable, fed + take - plan.rows);
+    // Each other request may need a row of logits in this step.
+    const room = this.#mostRunning - this.#running.filter(({ scored }) => !scored).length;
     prompts.forEach((request, at) => {
-      plan.add(request, shares[at] ?? 0);
+      plan.add(request, shares[at] ?? 0, room);
     });
     const step = plan.finish(fed, this.#copies);
     if (step) this.#copies = [];
@@ -182,8 +193,15 @@ export class Scheduler {
   #ready(before: ScheduledStep | null, plan: StepPlan): Request[] | null {
     const ready: Request[] = [];
     for (const request of [...this.#running]) {
-      // The request's token is in flight: its row was fed above, or follows when that token has been read.
-      if (request.pending > 0 || !request.sequence || before?.feeds.includes(request)) continue;
+      // The request's token is in flight: its row was fed above, or follows when that token has been read. A
+      // request that samples nothing has no more rows.
+      if (
+        request.pending > 0 ||
+        request.remaining === 0 ||
+        !request.sequence ||
+        before?.feeds.includes(request)
+      )
+        continue;
       // A constrained request waits until its allowed tokens are known; others continue meanwhile.
       if (request.held) continue;
       if (!this.#reserve(request, request.tokens.length, request.queued, before !== null)) return null;
@@ -307,6 +325,7 @@ export class Scheduler {
 class StepPlan {
   readonly #chunks: (Chunk | null)[] = [];
   readonly #sampled: Request[] = [];
+  readonly #scored: ScoredRow[] = [];
   rows = 0;
 
   constructor(private readonly buckets: readonly Bucket[]) {}
@@ -320,14 +339,23 @@ class StepPlan {
     this.rows += 1;
   }
 
-  /** Adds the next `count` positions of a request; fewer if no row of logits is left for the last one. */
-  add(request: Request, count: number): void {
+  /**
+   * Adds the next `count` positions of a request; fewer if no row of logits is left for the last one. Requests
+   * that sample nothing share `room` rows of logits.
+   */
+  add(request: Request, count: number, room = 0): void {
+    const start = request.queued;
     const noLogits = this.#sampled.length === (this.buckets.at(-1)?.logits ?? 0);
-    const rows = noLogits && count === request.remaining ? count - 1 : count;
+    const [rows, positions] = request.scored?.rows(start, count, room - this.#scored.length) ?? [
+      noLogits && count === request.remaining ? count - 1 : count,
+      [],
+    ];
     if (rows <= 0) return;
-    const samples = rows === request.remaining;
-    this.#chunks.push({ request, start: request.queued, count: rows, samples });
+    const samples = rows === request.remaining && !request.scored;
+    this.#chunks.push({ request, start, count: rows, samples });
     if (samples) this.#sampled.push(request);
+    for (const position of positions)
+      this.#scored.push({ request, position, row: this.rows + position - start });
     this.rows += rows;
   }
 
@@ -347,7 +375,7 @@ class StepPlan {
   finish(fed: number, copies: readonly PageCopy[]): ScheduledStep | null {
     if (this.#chunks.every((chunk) => chunk === null)) return null;
     const bucket = this.buckets.find(
-      ({ size, logits }) => size >= this.rows && logits >= this.#sampled.length,
+      ({ size, logits }) => size >= this.rows && logits >= this.#sampled.length + this.#scored.length,
     );
     if (!bucket) throw new Error(`no bucket holds ${this.rows} rows`);
     // A request at its limit has its last token now, and needs no feed. The allowed tokens of a constrained
@@ -355,7 +383,8 @@ class StepPlan {
     const feeds = this.#sampled.filter(
       ({ constraint, generated, limit }) => !constraint && generated + 1 < limit,
     );
-    return { bucket, chunks: this.#chunks, fed, copies, sampled: this.#sampled, feeds };
+    const planned = { chunks: this.#chunks, sampled: this.#sampled, scored: this.#scored };
+    return { bucket, fed, copies, feeds, ...planned };
   }
 }
 

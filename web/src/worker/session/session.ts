@@ -144,7 +144,7 @@ export class Session {
   /** Starts a request; its events go to `tell`, the last one being "end" or "error". */
   async generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): Promise<void> {
     try {
-      const { logprobs, options, grammar, labels } = request;
+      const { logprobs, options, grammar, labels, reading } = request;
       const n = labels?.length ?? request.n;
       checkCount(n, labels ? MAX_LABELS : MAX_CHOICES);
       if (this.#loaded.executor.shape.embedding) await this.#wrongTask();
@@ -156,7 +156,7 @@ export class Session {
       if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
       const asked = this.#prompts.asked(request.prompt, params.stop, grammar ?? null);
       const { tokens: prompt } = asked;
-      const extras = labels && (await this.hooks.parts.extras());
+      const extras = (labels || reading) && (await this.hooks.parts.extras());
       const forced = labels && extras?.labelTokens(this.model.codec, asked, labels);
       // A label is not an answer that is taken apart: each of its tokens is told with its log-probability.
       const shown = forced ? { ...asked, reader: () => null } : asked;
@@ -167,6 +167,11 @@ export class Session {
         ? await this.#grammars.followEach(wanted, n, left.signal, params.ignoreEos)
         : [];
       if (left.signal.aborted) return;
+      if (reading && extras) {
+        const onEnd = (stats: RequestStats | null): void => this.#ended(id, stats);
+        requests.push(extras.readPrompt(this.#core, prompt, reading, params, model.vocabSize, tell, onEnd));
+        return tell({ event: "accepted" });
+      }
       if (forced && extras) {
         const { vocabSize } = this.model.manifest.model;
         for (const [i, tokens] of forced.entries()) {
