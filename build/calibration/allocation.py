@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from nearfar.build.calibration.arithmetic import Array
-from nearfar.build.calibration.chosen import Chosen, RowShare
+from nearfar.build.calibration.chosen import Chosen, Shares, whole
 from nearfar.build.calibration.forward import Forward, Stretch, stretches
 from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of, stacks_of
 from nearfar.build.calibration.text import CalibrationText
@@ -76,7 +76,9 @@ def measure(
         chosen, stacks = Chosen(), stacks_of(stretch, source)
         run = partial(forward.watch, stretch, weights, choose=chosen.add if stacks else None)
         moved = _looked_up(stretch, source) | moments_of(run, stretch, source, whole=False)
-        shares = {name: _whole(params[name], moments) for name, moments in moved.items()}
+        shares = {
+            name: whole(params[name], np.asarray(moments, np.float32)) for name, moments in moved.items()
+        }
         shares |= {name: partial(chosen.shares, params[name]) for name in sorted(stacks)}
         errors: dict[str, dict[int, float]] = {}
         probes: dict[str, Array] = {}
@@ -159,15 +161,7 @@ def _turned(expected: Array, found: Array) -> float:
     return float((1 - (expected * found).sum(-1, dtype=np.float64)).mean())
 
 
-def _whole(param: Param, moments: Array) -> Callable[[str], Iterable[RowShare]]:
-    """The rows of each tensor of a matrix, all of which have the same inputs."""
-    importance = np.asarray(moments, np.float32)
-    return lambda name: (RowShare(0, param.tensors[name], importance, importance),)
-
-
-def _errors(
-    source: Source, param: Param, shares: Callable[[str], Iterable[RowShare]]
-) -> tuple[dict[int, float], Array]:
+def _errors(source: Source, param: Param, shares: Shares) -> tuple[dict[int, float], Array]:
     """Σ h·(w - ŵ)² for each number of bits, of the way of storing scales that loses least; and the matrix
     dequantized from the probe's bits. `shares`: the rows of a tensor that are quantized together.
     """

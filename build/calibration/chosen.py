@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,16 @@ class RowShare:
     last: int
     importance: F32 | None
     weight: F32
+
+
+Shares = Callable[[str], Iterable[RowShare]]
+"""Gives the rows of a tensor, by its name, with what is known of their inputs."""
+
+
+def whole(param: Param, importance: F32 | None) -> Shares:
+    """The rows of each tensor of a matrix, all of which have the same inputs."""
+    weight = np.ones(param.k, np.float32) if importance is None else importance
+    return lambda name: (RowShare(0, param.tensors[name], importance, weight),)
 
 
 @dataclass
