@@ -154,7 +154,7 @@ class FittedRouter:
     def save(self, path: Path) -> None:
         """Write the router as JSON."""
         data = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> FittedRouter:

@@ -4,7 +4,7 @@ tokens of its answers, and how well each side answered. scikit-learn is needed f
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,10 @@ from nearfar.routing.fitted import (
     answer_features,
     prompt_features,
 )
+from nearfar.routing.record_lines import RecordLine, read_lines
 
+QUALITIES = ("device_quality", "cloud_quality")
+"""The fields of an outcome: how well each side answered, from 0 (wrong) to 1 (right)."""
 FOLDS, ROUNDS = 5, 5
 LEAST = 40
 """The fewest examples that are fitted; with fewer, the curve says nothing."""
@@ -70,59 +73,111 @@ class Example:
     cost: float | None = None
 
 
-def read_examples(records: Path, outcomes: Path | None, prices: Prices | None = None) -> list[Example]:
+@dataclass(frozen=True)
+class Read:
+    """The examples of a file of records, and in words the lines that gave none: `left_out`."""
+
+    examples: tuple[Example, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def enough(self) -> tuple[Example, ...]:
+        """The examples. Raises RequestError if there are too few, with what was left out."""
+        if len(self.examples) < LEAST:
+            why = "; ".join(("", *self.left_out))
+            raise RequestError(
+                f"{len(self.examples)} examples have outcomes: at least {LEAST} are needed{why}", "records"
+            )
+        return self.examples
+
+
+def read_examples(records: Path, outcomes: Path | None, prices: Prices | None = None) -> Read:
     """Read decision records with outcomes. `outcomes`: lines of {"id", "device_quality", "cloud_quality"},
     where the records do not have these fields themselves. `prices`: instead of those in the records. Raises
-    RequestError for other lines.
+    RequestError with file, line, field and value for lines that are wrong.
     """
-    known = {} if outcomes is None else {line["id"]: line for line in _lines(outcomes, ("id",))}
-    made = []
-    for line in _lines(records, ()):
-        line = {**line, **known.get(line.get("id"), {})}
-        if any(line.get(name) is None for name in ("knowledge", "device_quality", "cloud_quality")):
-            continue
-        device, cloud = float(line["device_quality"]), float(line["cloud_quality"])
-        if not 0 <= min(device, cloud) <= max(device, cloud) <= 1:
-            raise RequestError(
-                f"{records}: a quality must be from 0 to 1, not {device:g} and {cloud:g}", "records"
-            )
-        if "top" not in line["knowledge"]:
-            raise RequestError(
-                f"{records} was recorded by an earlier nearfar: record again with Policy(router='record')",
-                "records",
-            )
-        outcome = line.get("outcome") or {}
-        first = tuple((float(a), float(b)) for a, b in outcome.get("first_tokens") or ())
-        model, artifact = line.get("model", ""), line.get("artifact", "")
-        made.append(Example(line["knowledge"], device, cloud, model, artifact, first, _cost(line, prices)))
+    known = {} if outcomes is None else dict(_once(read_lines(outcomes, ("id", *QUALITIES), "an outcome")))
+    made, seen = [], set[str]()
+    unjudged = untold = 0
+    lines = list(read_lines(records, (), "a decision record"))
+    for name, line in _once(lines):
+        seen.add(name)
+        judged = known.get(name, line)
+        if all(judged.get(each) is None for each in QUALITIES):
+            unjudged += 1
+        elif line.get("knowledge") is None:
+            untold += 1
+        else:
+            made.append(_example(line, judged, prices))
     if (several := len({each.artifact for each in made})) > 1:
         raise RequestError(f"{records} has records of {several} artifacts: fit each by itself", "records")
-    return made
+    unknown = [name for name in known if name not in seen]
+    left = (
+        (unjudged, f"have no outcome ({', '.join(QUALITIES)})"),
+        (untold, "have no knowledge: record with Policy(router='record'); private requests have none"),
+    )
+    said = [f"{count} of {len(lines)} records in {records} {why}" for count, why in left if count]
+    if unknown:
+        said.append(
+            f"{len(unknown)} of {len(known)} outcomes in {outcomes} have an id that no record has, such as "
+            f"{unknown[0]!r}"
+        )
+    return Read(tuple(made), tuple(said))
 
 
-def _cost(line: dict[str, Any], prices: Prices | None) -> float | None:
+def _once(lines: Iterable[RecordLine]) -> Iterator[tuple[str, RecordLine]]:
+    """Yield each line with its id; a line without an id has a name of its own. Raises RequestError for an id
+    that comes twice.
+    """
+    first: dict[str, int] = {}
+    for line in lines:
+        name = line.of_kind("id", str)
+        if name in first:
+            line.wrong(f"the id {name!r} is also in line {first[name]}: leave one of them out")
+        if name is not None:
+            first[name] = line.number
+        yield name if name is not None else f"line {line.number}", line
+
+
+def _example(line: RecordLine, judged: RecordLine, prices: Prices | None) -> Example:
+    """Make an example of a record, and of the line that has its qualities."""
+    qualities = []
+    for each in QUALITIES:
+        quality = judged.number_of(each, 0, 1)
+        if quality is None:
+            judged.wrong(f"the field {each} is missing: an outcome has {', '.join(QUALITIES)}")
+        qualities.append(quality)
+    line.of_kind("knowledge", dict)
+    if line.get("knowledge.top") is None:
+        line.wrong(
+            "knowledge.top is missing: the record is damaged, or an earlier nearfar wrote it; leave the line "
+            "out, or record again with Policy(router='record')"
+        )
+    known = {
+        **line.data["knowledge"],
+        "prompt_tokens": line.number_of("knowledge.prompt_tokens", 0) or 0,
+        "top": line.numbers("knowledge.top"),
+        "prompt_logprob": line.number_of("knowledge.prompt_logprob"),
+        "sure": line.number_of("knowledge.sure"),
+        "row": line.rows("knowledge.row", 2),
+    }
+    first = tuple((a, b) for a, b in line.rows("outcome.first_tokens", 2))
+    model, artifact = line.of_kind("model", str) or "", line.of_kind("artifact", str) or ""
+    return Example(known, qualities[0], qualities[1], model, artifact, first, _cost(line, prices))
+
+
+def _cost(line: RecordLine, prices: Prices | None) -> float | None:
     """The price of a recorded request in the cloud, whoever answered it: the length of an answer is taken
     from the side that gave it.
     """
-    outcome, cloud = line.get("outcome") or {}, line.get("cloud") or {}
-    prices = prices or Prices(cloud.get("price_in", 0), cloud.get("price_out", 0))
-    tokens = outcome.get("prompt_tokens"), outcome.get("completion_tokens")
-    if tokens[0] is None or tokens[1] is None or not (prices.price_in or prices.price_out):
+    prices = prices or Prices(
+        line.number_of("cloud.price_in", 0) or 0, line.number_of("cloud.price_out", 0) or 0
+    )
+    prompt = line.number_of("outcome.prompt_tokens", 0)
+    answer = line.number_of("outcome.completion_tokens", 0)
+    if prompt is None or answer is None or not (prices.price_in or prices.price_out):
         return None
-    return float(tokens[0] * prices.price_in + tokens[1] * prices.price_out) / 1e6
-
-
-def _lines(path: Path, needed: Seq[str]) -> list[dict[str, Any]]:
-    made = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            line = json.loads(text)
-            if not isinstance(line, dict) or any(name not in line for name in needed):
-                raise ValueError(f"it is not an object with {', '.join(needed) or 'fields'}")
-        except ValueError as error:
-            raise RequestError(f"{path}, line {number}: {error}", "records") from error
-        made.append(line)
-    return made
+    return (prompt * prices.price_in + answer * prices.price_out) / 1e6
 
 
 def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> FittedRouter:
@@ -130,8 +185,7 @@ def fit(examples: Seq[Example], tokens: int = HELD, probe: bool = False) -> Fitt
     computed from held-out scores: each example is scored by a fit to other examples. `tokens`: how many first
     tokens of an answer the router may use. `probe`: it also uses the last hidden row.
     """
-    if len(examples) < LEAST:
-        raise RequestError(f"{len(examples)} examples have outcomes: at least {LEAST} are needed", "records")
+    examples = Read(tuple(examples), ()).enough
     gains = np.array([each.cloud > each.device for each in examples])
     if min(gains.sum(), (~gains).sum()) < FOLDS:
         raise RequestError(

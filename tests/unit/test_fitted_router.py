@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nearfar.cli.route_log import summarize
 from nearfar.errors import RequestError
 from nearfar.routing.confidence import Monitor, Token
 from nearfar.routing.fitted import FittedRouter, Judge
+from nearfar.routing.record_lines import read_lines
 from nearfar.routing.targets import point_for
 from tests.support.commands import nearfar
 from tests.support.late import late
@@ -60,7 +62,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def fitted(path: Path, rows: list[dict[str, Any]]) -> FittedRouter:
-    return fitting.fit(fitting.read_examples(write(path, rows), None))
+    return fitting.fit(fitting.read_examples(write(path, rows), None).examples)
 
 
 def test_a_fit_finds_what_decides_and_its_curve_is_of_examples_kept_back(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_probe_learns_a_direction_of_the_last_hidden_row(tmp_path: Path) -> No
         logits = np.random.default_rng(2).normal(size=(16, 4)) @ hidden
         row["knowledge"] = told(-0.5, row=[[7 * at, float(each - 9)] for at, each in enumerate(logits)])
     path = write(tmp_path / "r.jsonl", rows)
-    examples = fitting.read_examples(path, None)
+    examples = fitting.read_examples(path, None).examples
     assert fitting.fit(examples).prompt.auroc < 0.6
     made = fitting.fit(examples, probe=True)
     assert made.prompt.auroc > 0.9
@@ -114,7 +116,7 @@ def test_a_probe_learns_a_direction_of_the_last_hidden_row(tmp_path: Path) -> No
     assert FittedRouter.load(tmp_path / "router.json") == made
     rows[3]["knowledge"].pop("row")
     with pytest.raises(RequestError, match="fit without --probe"):
-        fitting.fit(fitting.read_examples(write(path, rows), None), probe=True)
+        fitting.fit(fitting.read_examples(write(path, rows), None).examples, probe=True)
 
 
 def test_the_command_joins_outcomes_by_id_and_reports_the_curve(tmp_path: Path) -> None:
@@ -177,9 +179,114 @@ def test_too_few_and_one_sided_examples_are_refused(tmp_path: Path) -> None:
         (lines(20), "at least"),
         ([{**row, "cloud_quality": 0.0} for row in lines()], "nothing to fit"),
         ([{**row, "artifact": row["id"]} for row in lines()], "artifacts"),
-        ([{**row, "device_quality": 2} for row in lines()], "from 0 to 1"),
-        ([{**row, "knowledge": {"entropy": 1}} for row in lines()], "record again"),
     ):
         path = write(tmp_path / "r.jsonl", rows)
         with pytest.raises(RequestError, match=said):
-            fitting.fit(fitting.read_examples(path, None))
+            fitting.fit(fitting.read_examples(path, None).enough)
+
+
+def changed(row: dict[str, Any], field: str, value: Any) -> str:
+    """The line of a row in which one field, or a field of a field, has another value; `...` removes it."""
+    made = json.loads(json.dumps(row))
+    *outer, last = field.split(".")
+    inner = made
+    for each in outer:
+        inner = inner[each]
+    inner[last] = value
+    if value is ...:
+        del inner[last]
+    return json.dumps(made)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("device_quality", "good", 'device_quality must be a number from 0 to 1, not "good"'),
+        ("cloud_quality", float("nan"), "cloud_quality must be a number from 0 to 1, not NaN"),
+        ("device_quality", 2, "device_quality must be a number from 0 to 1, not 2"),
+        ("device_quality", True, "device_quality must be a number from 0 to 1, not true"),
+        ("cloud_quality", ..., "the field cloud_quality is missing"),
+        ("knowledge", "x", 'knowledge must be an object, not "x"'),
+        ("knowledge", {}, "knowledge.top is missing: the record is damaged, or an earlier nearfar"),
+        ("knowledge.top", [0, None], "knowledge.top.1 must be a number, not null"),
+        ("knowledge.sure", float("inf"), "knowledge.sure must be a number, not Infinity"),
+        ("knowledge.row", [[1]], r"knowledge.row.0 must be a list of 2 numbers, not \[1\]"),
+        ("outcome", [], r"outcome must be an object, not \[\]"),
+        ("outcome.first_tokens", [[-1, "2"]], 'outcome.first_tokens.0.1 must be a number, not "2"'),
+        ("outcome.prompt_tokens", -1, "outcome.prompt_tokens must be a number of at least 0, not -1"),
+        ("cloud.price_in", "2", 'cloud.price_in must be a number of at least 0, not "2"'),
+        ("id", 5, "id must be a string, not 5"),
+        ("id", "d-0", "the id 'd-0' is also in line 1"),
+    ],
+)
+def test_a_wrong_record_is_refused_with_file_line_field_and_value(
+    tmp_path: Path, field: str, value: Any, said: str
+) -> None:
+    rows = [json.dumps(row) for row in lines(3)]
+    rows[1] = changed(lines(3)[1], field, value)
+    (tmp_path / "r.jsonl").write_text("\n".join(rows))
+    with pytest.raises(RequestError, match=rf"r\.jsonl, line 2: {said}"):
+        fitting.read_examples(tmp_path / "r.jsonl", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"id": "d-1", "device_quality": 0, "cloud_quality": NaN}', "from 0 to 1, not NaN"),
+        (b'{"id": "d-1", "device_quality": 0}', "the field cloud_quality is missing"),
+        (b'{"id": "d-1", "device": 0, "cloud_quality": 1}', "the field device_quality is missing"),
+        (b'{"id": "d-0", "device_quality": 0, "cloud_quality": 1}', "the id 'd-0' is also in line 1"),
+        (b'{"id": "\xff"}', "byte 9 is 0xff, which is not UTF-8"),
+        (b"[" * 100_000, "this is not JSON"),
+        (b"5", "an outcome must be an object, not 5"),
+        (b"{", "this is not JSON"),
+    ],
+)
+def test_a_wrong_outcome_is_refused_with_file_and_line(tmp_path: Path, line: bytes, said: str) -> None:
+    records, outcomes = write(tmp_path / "r.jsonl", lines(3)), tmp_path / "o.jsonl"
+    outcomes.write_bytes(b'{"id": "d-0", "device_quality": 0, "cloud_quality": 1}\n' + line)
+    with pytest.raises(RequestError, match=rf"o\.jsonl, line 2: .*{said}"):
+        fitting.read_examples(records, outcomes)
+
+
+def test_what_gives_no_example_is_counted_with_its_reason(tmp_path: Path) -> None:
+    rows = lines(60)
+    judged = [{name: row.pop(name) for name in fitting.QUALITIES} | {"id": row["id"]} for row in rows]
+    rows[0].pop("knowledge")
+    rows[1]["knowledge"] = None
+    judged[2]["id"] = "other"
+    records, outcomes = write(tmp_path / "r.jsonl", rows), write(tmp_path / "o.jsonl", judged)
+    read = fitting.read_examples(records, outcomes)
+    assert len(read.examples) == 57
+    assert read.left_out == (
+        f"1 of 60 records in {records} have no outcome (device_quality, cloud_quality)",
+        f"2 of 60 records in {records} have no knowledge: record with Policy(router='record'); private "
+        "requests have none",
+        f"1 of 60 outcomes in {outcomes} have an id that no record has, such as 'other'",
+    )
+    done = nearfar("route", "fit", records, "-o", tmp_path / "router.json")
+    assert done.returncode != 0
+    assert f"0 examples have outcomes: at least 40 are needed; 60 of 60 records in {records}" in " ".join(
+        done.stderr.split()
+    )
+    assert not (tmp_path / "router.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"request": {}, "decision": {}}', "the field outcome is missing"),
+        (b'{"request": {}, "decision": {}, "outcome": {"spent": "x"}}', 'outcome.spent must be .*not "x"'),
+        (b'{"request": {}, "decision": {}, "outcome": {"path": ["x"]}}', "outcome.path.0 must be device or"),
+        (b'{"request": 5, "decision": {}, "outcome": {}}', "request must be an object, not 5"),
+        (b'{"request": {}, "decision": {"reasons": [1]}, "outcome": {}}', "decision.reasons.0 must be"),
+        (b'{"request": "\xe9"}', "byte 14 is 0xe9, which is not UTF-8"),
+    ],
+)
+def test_route_log_names_the_line_and_the_field_that_are_wrong(
+    tmp_path: Path, line: bytes, said: str
+) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b'{"request": {}, "decision": {}, "outcome": {}}\n\n' + line)
+    with pytest.raises(RequestError, match=rf"r\.jsonl, line 3: {said}"):
+        summarize(read_lines(path, ("request", "decision", "outcome"), "a decision record"))

@@ -50,10 +50,13 @@ def fit(
     if (price_in is None) != (price_out is None):
         raise RequestError("give both --price-in and --price-out, or none", "price_in")
     prices = None if price_in is None or price_out is None else fitting.Prices(price_in, price_out)
-    made = fitting.fit(fitting.read_examples(records, outcomes, prices), hold_tokens, probe)
+    read = fitting.read_examples(records, outcomes, prices)
+    made = fitting.fit(read.enough, hold_tokens, probe)
     point = point_for(made.curve, target)
     made = replace(made, threshold=point.threshold, limit=point.limit)
     made.save(output)
+    for left_out in read.left_out:
+        print(f"left out: {left_out}")
     print(_summary(made))
     priced = "" if point.money is None else f", {point.money:.4g} per thousand requests"
     print(f"{target}: {point.share:.0%} of the prompts to the cloud, quality {point.quality:.3f}{priced}")

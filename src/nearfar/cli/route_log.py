@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.errors import RequestError
+from nearfar.routing.record_lines import RecordLine, read_lines
 
 
 @dataclass
@@ -48,7 +48,7 @@ def log(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Sum up decision records: where answers came from, why, what it cost and saved."""
-    summary = summarize(_read(file))
+    summary = summarize(read_lines(file, ("request", "decision", "outcome"), "a decision record"))
     if as_json:
         print(json.dumps(asdict(summary)))
         return
@@ -65,43 +65,48 @@ def log(
     Console(highlight=False).print(table)
 
 
-def summarize(records: Iterator[dict[str, Any]]) -> RouteSummary:
-    """Count records."""
+def summarize(records: Iterable[RecordLine]) -> RouteSummary:
+    """Count records. Raises RequestError for a line that is not a decision record."""
     made, reasons = RouteSummary(), Counter[str]()
     first: dict[str, list[float]] = {"device": [], "cloud": []}
     for record in records:
-        outcome = record["outcome"]
+        path = _path(record)
+        route = record.get("outcome.route")
         made.requests += 1
-        made.private += bool(record["request"]["private"])
+        made.private += bool(record.get("request.private"))
         made.private_by_earlier_text += record.get("private_by") == "earlier"
         made.private_by_quotation += record.get("private_by") == "quote"
-        route, path = outcome.get("route"), outcome.get("path", [])
-        made.failed += outcome.get("error") not in (None, "stopped")
+        made.failed += record.get("outcome.error") not in (None, "stopped")
         made.device += bool(path) and route == "device"
         made.cloud += bool(path) and route == "cloud"
         made.both += len(set(path)) > 1
-        made.degraded += bool(outcome.get("degraded"))
-        made.spent += outcome.get("spent") or 0.0
-        made.saved += outcome.get("saved") or 0.0
-        reasons.update({reason["code"] for reason in outcome.get("reasons", record["decision"]["reasons"])})
-        if path and outcome.get("ttft") is not None:
-            first[path[0]].append(outcome["ttft"])
+        made.degraded += bool(record.get("outcome.degraded"))
+        made.spent += record.number_of("outcome.spent") or 0.0
+        made.saved += record.number_of("outcome.saved") or 0.0
+        reasons.update(_codes(record))
+        ttft = record.number_of("outcome.ttft")
+        if path and ttft is not None:
+            first[path[0]].append(ttft)
     made.reasons = dict(reasons.most_common())
     made.median_ttft_device = median(first["device"]) if first["device"] else None
     made.median_ttft_cloud = median(first["cloud"]) if first["cloud"] else None
     return made
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    record = json.loads(line)
-                    if not {"request", "decision", "outcome"} <= set(record):
-                        raise ValueError("request, decision or outcome is missing")
-                except (ValueError, TypeError) as error:
-                    raise RequestError(f"{path}:{number} is not a decision record: {error}") from error
-                yield record
-    except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}") from error
+def _path(record: RecordLine) -> list[str]:
+    """The sides that answered, in order."""
+    path = record.of_kind("outcome.path", list) or []
+    for at, side in enumerate(path):
+        if side not in ("device", "cloud"):
+            record.must(f"outcome.path.{at}", "device or cloud", side)
+    return path
+
+
+def _codes(record: RecordLine) -> set[str]:
+    """The codes of the reasons: those of the outcome, or of the decision if the outcome has none."""
+    name = "decision.reasons" if record.get("outcome.reasons") is None else "outcome.reasons"
+    found = record.of_kind(name, list) or []
+    for at, each in enumerate(found):
+        if not isinstance(each, dict) or not isinstance(each.get("code"), str):
+            record.must(f"{name}.{at}", "an object with a code", each)
+    return {each["code"] for each in found}
