@@ -93,14 +93,27 @@ test("a prompt that was read is held for its answer, is not counted, and makes r
   const core = new EngineCore(backend, []);
   const free = core.freeTokens;
   const held = await new Promise<Request>((resolve) => {
-    const made = readPrompt(core, PROMPT, { tokens: [], perplexity: true }, PARAMS, 97, () => resolve(made), fail);
+    const made = readPrompt(
+      core,
+      PROMPT,
+      { tokens: [], perplexity: true },
+      PARAMS,
+      97,
+      () => resolve(made),
+      fail,
+    );
   });
   expect(core.freeTokens).toBe(free);
   backend.runs.length = 0;
   const stats = await statsOf(core, PROMPT);
   expect([stats.promptTokens, stats.cachedTokens]).toEqual([30, 29]);
   expect(backend.runs.map(({ size }) => size)[0]).toBe(1);
-  expect(await core.alone(() => null, async () => 5)).toBe(5);
+  expect(
+    await core.alone(
+      () => null,
+      async () => 5,
+    ),
+  ).toBe(5);
   expect(held.sequence, "the cache was lost").toBeNull();
   core.cancel(held);
   expect(core.freeTokens).toBe(free);
