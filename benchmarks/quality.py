@@ -5,11 +5,13 @@ Every quantizer runs in a process of its own with one thread (benchmarks/peers/q
 calibrated one with the text that comes with nearfar, or that of --calibrate. What it gives is dequantized
 and runs in transformers, float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are
 those of all matrices as they are stored; norms stay floats. Beside each row of a peer is the best row of
-nearfar with no more bytes; --fit asks nearfar for a model of just each peer's bytes, too.
+nearfar with no more bytes; --fit asks nearfar for a model of just each peer's bytes, too, and --sizes for
+models of these bytes.
 
-    python benchmarks/quality.py [--model DIR] [--text FILE] [--only WORD,...] [--llama-tools DIR]
+    python benchmarks/quality.py [--model DIR] [--text FILE ...] [--only PATTERN,...] [--llama-tools DIR]
 
-DIR is a checkpoint of transformers; benchmarks/peers/from_gguf.py makes one of a GGUF file.
+DIR is a checkpoint of transformers; benchmarks/peers/from_gguf.py makes one of a GGUF file. Rows that the
+file of --json has already are not measured again. benchmarks/code_text.py makes texts of code.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,7 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE.parents[1] / "shared" / "data"
 WINDOW = 512
 OURS = "by_nearfar"
+FLOAT = "checkpoint, float32"
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,10 @@ class Row:
     arguments: dict[str, Any]
 
 
-def rows(tools: str) -> list[Row]:
-    """All configurations; `tools`: the folder of llama.cpp's tools."""
+def rows(tools: str, keep: str | None) -> list[Row]:
+    """All configurations. `tools`: the folder of llama.cpp's tools; `keep`: a folder where llama.cpp's rows
+    share what they need, None for none.
+    """
     ways: dict[str, Any] = {"": {}, " pairs": {"scales": ["pairs"]}}
     found = [
         Row(f"nearfar {quality} q{bits} g{group}{way}", OURS,
@@ -86,8 +92,14 @@ def rows(tools: str) -> list[Row]:
     for kind in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"):
         for imatrix in (False, True):
             name = f"llama.cpp {kind}{', imatrix' if imatrix else ''}"
-            found.append(Row(name, "by_llama_cpp", {"tools": tools, "type": kind, "imatrix": imatrix}))
+            settings = {"tools": tools, "keep": keep, "type": kind, "imatrix": imatrix}
+            found.append(Row(name, "by_llama_cpp", settings))
     return found
+
+
+def fitting(size: int) -> Row:
+    """The row of `best` within `size` bytes of matrices."""
+    return Row(f"nearfar best --fit {size}", OURS, {"quality": "best", "fit": size, "group": 64})
 
 
 def _mlx(name: str, method: str, **arguments: Any) -> Row:
@@ -144,33 +156,40 @@ def quantized(
 
 
 def measure(
-    model: Path, parts: list[torch.Tensor], wanted: list[Row], calibrate: Path, fit: bool, limit: float
+    model: Path,
+    texts: Mapping[str, list[torch.Tensor]],
+    wanted: list[Row],
+    calibrate: Path,
+    fit: bool,
+    limit: float,
+    had: Collection[str],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one record for each row, the checkpoint itself first."""
+    """Yield one record for each row, the checkpoint itself first; without rows that `had` names."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     before = {name: value.clone() for name, value in network.named_parameters()}
-    yield {
-        "name": "checkpoint, float32",
-        "perplexity": perplexity(network, parts),
-        "bytes": 4 * sum(value.numel() for value in before.values() if value.ndim == 2),
-    }
+    if FLOAT not in had:
+        yield {
+            "name": FLOAT,
+            "perplexity": {name: perplexity(network, parts) for name, parts in texts.items()},
+            "bytes": 4 * sum(value.numel() for value in before.values() if value.ndim == 2),
+        }
 
     def measured(row: Row) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as name:
             record, weights = quantized(row, model, calibrate, Path(name), limit)
             if "reason" not in record:
                 with_weights(network, before | load_file(weights))
-                record["perplexity"] = perplexity(network, parts)
+                record["perplexity"] = {text: perplexity(network, parts) for text, parts in texts.items()}
         return {"name": row.name, "maker": row.maker, **record}
 
     fitted: set[int] = set()
-    for row in track(wanted, "measuring", console=Console(stderr=True), transient=True):
+    left = [row for row in wanted if row.name not in had]
+    for row in track(left, "measuring", console=Console(stderr=True), transient=True):
         record = measured(row)
         yield record
         if fit and row.maker != OURS and record.get("bytes", 0) not in fitted | {0}:
             fitted.add(record["bytes"])
-            arguments = {"quality": "best", "fit": record["bytes"], "group": 64}
-            yield measured(Row(f"nearfar best --fit {record['bytes']}", OURS, arguments))
+            yield measured(fitting(record["bytes"]))
 
 
 def show(records: list[dict[str, Any]], title: str) -> None:
@@ -178,27 +197,31 @@ def show(records: list[dict[str, Any]], title: str) -> None:
     base = records[0]["perplexity"]
     done = sorted((record for record in records if "reason" not in record), key=lambda one: one["bytes"])
     table = Table(title=title)
-    for heading in ("", "MB", "perplexity", "over float32", "nearfar's, no larger", "minutes", "peak MB"):
+    columns = [part for text in base for part in (text, "over float32", "nearfar's, no larger")]
+    for heading in ("", "MB", *columns, "minutes", "peak MB"):
         table.add_column(heading, justify="right" if heading else "left")
     for record in done:
-        peer = record.get("maker") not in (None, OURS)
         ours = [
             other["perplexity"]
             for other in done
-            if peer and other.get("maker") == OURS and other["bytes"] <= record["bytes"]
+            if record.get("maker") not in (None, OURS)
+            and other.get("maker") == OURS
+            and other["bytes"] <= record["bytes"]
         ]
+        cells = []
+        for text, value in record["perplexity"].items():
+            cells += [f"{value:.3f}", f"{100 * (value / base[text] - 1):+.2f} %"]
+            cells.append(f"{min(one[text] for one in ours):.3f}" if ours else "")
         table.add_row(
             record["name"],
             f"{record['bytes'] / 1e6:.3f}",
-            f"{record['perplexity']:.3f}",
-            f"{100 * (record['perplexity'] / base - 1):+.2f} %",
-            f"{min(ours):.3f}" if ours else "",
+            *cells,
             f"{record['seconds'] / 60:.2f}" if "seconds" in record else "",
             f"{record['peak_mb']:.0f}" if "peak_mb" in record else "",
         )
     for record in records:
         if "reason" in record:
-            table.add_row(record["name"], "", "", f"did not run: {record['reason']}")
+            table.add_row(record["name"], "", f"did not run: {record['reason']}")
     Console(width=150).print(table)
 
 
@@ -208,16 +231,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, default=DATA / "models" / "classics-7M")
-    parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
+    parser.add_argument("--text", type=Path, nargs="+", default=[DATA / "text" / "heldout.txt"])
     parser.add_argument("--calibrate", type=Path, default=SHIPPED, help="a text, by default nearfar's")
-    parser.add_argument("--only", default="", help="rows whose names have one of these, separated by commas")
+    parser.add_argument("--only", default="", help="rows that one of these regular expressions finds")
     parser.add_argument("--llama-tools", default="", help="folder of llama-quantize and llama-imatrix")
+    parser.add_argument("--keep", default=None, help="folder for what several rows of llama.cpp need")
+    parser.add_argument("--threads", type=int, default=1, help="of the measuring, by default %(default)s")
     parser.add_argument(
         "--fit", action="store_true", help="nearfar at just the bytes of each peer's row, too"
     )
+    parser.add_argument("--sizes", default="", help="bytes of matrices, separated by commas")
     parser.add_argument("--limit-windows", type=int, default=None)
     parser.add_argument("--limit-minutes", type=float, default=60, help="of a row, by default %(default)s")
-    parser.add_argument("--json", type=Path, default=None, help="kept after each row")
+    parser.add_argument("--json", type=Path, default=None, help="kept after each row, and continued")
     parser.add_argument("--show", type=Path, nargs="+", help="the table of files of --json, nothing measured")
     options = parser.parse_args()
     if options.show:
@@ -228,18 +254,24 @@ def main() -> None:
             f"{reports[0]['model']}, {reports[0]['windows']} windows of {WINDOW} tokens",
         )
         return
-    torch.set_num_threads(1)
-    parts = windows(options.model, options.text, options.limit_windows)
+    torch.set_num_threads(options.threads)
+    texts = {file.stem: windows(options.model, file, options.limit_windows) for file in options.text}
     words = options.only.split(",")
-    wanted = [row for row in rows(options.llama_tools) if any(word in row.name for word in words)]
+    found = rows(options.llama_tools, options.keep)
+    wanted = [row for row in found if any(re.search(word, row.name) for word in words)]
+    wanted += [fitting(int(size)) for size in options.sizes.split(",") if size]
     records = []
+    if options.json and options.json.exists():
+        records = json.loads(options.json.read_text(encoding="utf-8"))["results"]
+    had = {record["name"] for record in records}
     limit = 60 * options.limit_minutes
-    for record in measure(options.model, parts, wanted, options.calibrate, options.fit, limit):
+    count = len(next(iter(texts.values())))
+    for record in measure(options.model, texts, wanted, options.calibrate, options.fit, limit, had):
         records.append(record)
         if options.json:
-            report = {"model": options.model.name, "windows": len(parts), "results": records}
+            report = {"model": options.model.name, "windows": count, "results": records}
             options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    show(records, f"{options.model.name}, {len(parts)} windows of {WINDOW} tokens")
+    show(records, f"{options.model.name}, {count} windows of {WINDOW} tokens")
 
 
 if __name__ == "__main__":

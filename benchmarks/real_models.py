@@ -2,12 +2,15 @@
 
     python benchmarks/real_models.py FILE.gguf… [--targets cpu,onnx,vulkan,webgpu] [--tokens 48]
     python benchmarks/real_models.py FILE.gguf… --folder DIR --json FILE
+    python benchmarks/real_models.py FILE.gguf… --targets cpu --exact
 
 Each model is built once for each target, into DIR/<model>/<target> or a folder that is deleted afterwards; a
 target that cannot run here is left out with its reason. The texts are those of eight prompts, continued by
 the token that is most likely each time. llama.cpp reads the same file (pip install 'nearfar[bench]'); without
-it the targets are compared with each other alone. Sums in another order decide differently where two tokens
-are nearly as likely: so the table also has how many characters were equal before the first that was not.
+it the targets are compared with each other alone. With --exact all are compared with transformers instead,
+which computes in float32 with the weights for which the file stands. Sums in another order decide differently
+where two tokens are nearly as likely: so the table also has how many characters were equal before the first
+that was not.
 
 A load is that of a process which has loaded the libraries, with the file in the system's cache: the median of
 three.
@@ -46,7 +49,7 @@ PROMPTS = (
 )
 TARGETS = ("cpu", "onnx", "vulkan", "webgpu")
 LOADS = 3
-PEER = "llama.cpp"
+PEER, EXACT = "llama.cpp", "exact"
 Texts = dict[str, list[str]]
 Continue = Callable[[str], str]
 
@@ -60,13 +63,14 @@ def main() -> None:
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--folder", type=Path, help="keeps what is built: DIR/<model>/<target>")
+    parser.add_argument("--exact", action="store_true", help="compare with transformers in float32, too")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     console, told = Console(), {}
     for model in args.models:
         with folder(args.folder) as base:
             told[model.name] = measured(
-                model, base / model.stem, args.targets.split(","), args.tokens, console
+                model, base / model.stem, args.targets.split(","), args.tokens, console, args.exact
             )
     if args.json:
         args.json.write_text(json.dumps(told, indent=1))
@@ -82,10 +86,14 @@ def folder(kept: Path | None) -> Iterator[Path]:
         yield Path(made)
 
 
-def measured(model: Path, base: Path, targets: list[str], tokens: int, console: Console) -> dict[str, Any]:
-    """Loads and texts of one model, printed as a table."""
+def measured(
+    model: Path, base: Path, targets: list[str], tokens: int, console: Console, exact: bool = False
+) -> dict[str, Any]:
+    """Loads and texts of one model, printed as a table. `exact`: whether transformers computes texts, too."""
     texts: Texts = {}
     loads: dict[str, float] = {}
+    if exact:
+        loads[EXACT], texts[EXACT] = with_transformers(model, tokens)
     if importlib.util.find_spec("llama_cpp"):
         loads[PEER], texts[PEER] = with_llama(model, tokens)
     else:
@@ -138,6 +146,27 @@ def with_llama(model: Path, tokens: int) -> tuple[float, list[str]]:
         return go
 
     return run(lambda: Llama(str(model), n_ctx=1024, verbose=False), continued, lambda llama: llama.close())
+
+
+def with_transformers(model: Path, tokens: int) -> tuple[float, list[str]]:
+    """Load seconds and texts by transformers, with the file's weights as float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    start = time.perf_counter()
+    file = {"gguf_file": model.name}
+    tokenizer = AutoTokenizer.from_pretrained(model.parent, **file)
+    net = AutoModelForCausalLM.from_pretrained(model.parent, dtype=torch.float32, **file).eval()
+    seconds = time.perf_counter() - start
+
+    def go(prompt: str) -> str:
+        asked = tokenizer(prompt, return_tensors="pt")
+        made = net.generate(
+            **asked, max_new_tokens=tokens, do_sample=False, repetition_penalty=1.0, pad_token_id=0
+        )
+        return str(tokenizer.decode(made[0, asked["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    return seconds, [go(prompt) for prompt in PROMPTS]
 
 
 def run(

@@ -17,14 +17,17 @@ from peers.gguf_model import _add_shape, _add_tokenizer, _head_dim
 from peers.llama_convert import gguf_name
 from peers.quantized import Quantized
 
-PAIRED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+PAIRED = ("q_proj", "k_proj")
 """Matrices that GGUF files of the llama architecture store with the two rows of a rotated pair side by side.
 """
+SPLITS = {"llama": "gpt-2", "qwen2": "qwen2"}
+"""llama.cpp's name of how a tokenizer splits text into words, by the architectures that are written here."""
 
 
-def make(model: Path, text: Path, tools: str, type: str, imatrix: bool) -> Quantized:
+def make(model: Path, text: Path, tools: str, type: str, imatrix: bool, keep: str | None = None) -> Quantized:
     """Quantize with llama.cpp. `tools`: the folder of llama-quantize and llama-imatrix; `type`: such as
-    Q4_K_M.
+    Q4_K_M; `keep`: a folder of one model and one text, where its GGUF file in float32 and its importances
+    stay for further types.
     """
     for tool in ("llama-quantize", "llama-imatrix")[: 1 + imatrix]:
         if not (Path(tools) / tool).exists():
@@ -32,13 +35,17 @@ def make(model: Path, text: Path, tools: str, type: str, imatrix: bool) -> Quant
                 f"no {tool}: build it of llama.cpp's sources and give its folder with --llama-tools"
             )
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        source, output = folder / "f32.gguf", folder / "quantized.gguf"
-        _write(model, source)
+        output = Path(name) / "quantized.gguf"
+        folder = Path(keep or name)
+        folder.mkdir(parents=True, exist_ok=True)
+        source = folder / "f32.gguf"
+        if not source.exists():
+            _write(model, source)
         command = [f"{tools}/llama-quantize"]
         if imatrix:
             measured = folder / "imatrix.gguf"
-            _run([f"{tools}/llama-imatrix", "-m", source, "-f", text, "-o", measured, "-c", 512, "-t", 1])
+            if not measured.exists():
+                _run([f"{tools}/llama-imatrix", "-m", source, "-f", text, "-o", measured, "-c", 512, "-t", 1])
             command += ["--imatrix", str(measured)]
         _run([*command, source, output, type, 1])
         return _read(model, output)
@@ -52,12 +59,13 @@ def _run(command: list[object]) -> None:
 
 
 def _write(model: Path, output: Path) -> None:
-    """Write a llama checkpoint as a GGUF file in float32."""
+    """Write a checkpoint of an architecture of SPLITS as a GGUF file in float32."""
     source = open_checkpoint(model)
     config = {**source.config, "rope_theta": source.config["rope_parameters"]["rope_theta"]}
-    writer = gguf.GGUFWriter(output, "llama")
+    architecture = config["model_type"]
+    writer = gguf.GGUFWriter(output, architecture)
     _add_shape(writer, config)
-    _add_tokenizer(writer, config, json.loads(source.tokenizer_json))
+    _add_tokenizer(writer, config, json.loads(source.tokenizer_json), SPLITS[architecture])
     for name in source.shapes:
         weight = to_float32(source.read(name))
         if rows := _order(name, config, len(weight)):
@@ -73,8 +81,9 @@ def _write(model: Path, output: Path) -> None:
 
 def _order(name: str, config: dict[str, object], rows: int) -> tuple[np.ndarray] | None:
     """The order of the rows of q and k in the file; None for matrices with the checkpoint's order."""
-    part = name.split(".")[-2]
-    return (pair_rows(0, rows, _head_dim(config)),) if part in PAIRED else None
+    if config["model_type"] != "llama" or name.split(".")[-2] not in PAIRED:
+        return None
+    return (pair_rows(0, rows, _head_dim(config)),)
 
 
 def _read(model: Path, file: Path) -> Quantized:

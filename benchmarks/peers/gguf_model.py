@@ -90,7 +90,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] == "qwen3_5_text":
         _add_delta(writer, config)
-    elif (types := config.get("layer_types")) is not None:
+    elif "conv" in (types := config.get("layer_types") or ()):
         heads = config["num_key_value_heads"]
         writer.add_head_count_kv([0 if kind == "conv" else heads for kind in types])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
@@ -140,15 +140,19 @@ def _delta_layer(block: str, config: dict[str, Any], hidden: int, q: int) -> dic
     return {f"{block}.{name}": shape for name, shape in shapes.items()}
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: dict[str, Any], splits: str = "gpt-2"
+) -> None:
+    """Add the words and merges. `splits`: llama.cpp's name of how the tokenizer splits text into words."""
     special = {token["id"] for token in tokenizer["added_tokens"]}
     words = {index: word for word, index in tokenizer["model"]["vocab"].items()}
     words |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     ids = range(config["vocab_size"])
-    # llama.cpp wants at least one merge; this one never happens in the prompts.
-    merges = [" ".join(merge) for merge in tokenizer["model"]["merges"]] or ["Ń Ń"]
+    merges = [" ".join(merge) for merge in tokenizer["model"]["merges"]]
+    if not merges:  # llama.cpp wants at least one; this one never happens in the prompts
+        merges, words[max(set(ids) - special)] = ["Ń Ń"], "ŃŃ"
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(splits)
     writer.add_token_list([words.get(index, f"<unused{index}>") for index in ids])
     kinds = (gguf.TokenType.CONTROL if index in special else gguf.TokenType.NORMAL for index in ids)
     writer.add_token_types(list(kinds))

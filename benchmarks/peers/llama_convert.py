@@ -26,8 +26,8 @@ def gguf_name(name: str) -> str:
     fixed = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     if name in fixed:
         return fixed[name]
-    _, _, layer, rest = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.weight"
+    _, _, layer, *rest, kind = name.split(".")
+    return f"blk.{layer}.{NAMES['.'.join(rest)]}.{kind}"
 
 
 def convert(checkpoint: Path, output: Path) -> None:

@@ -4,9 +4,10 @@ The loss of storing a matrix in fewer bits is estimated as its error times its s
 h·(w - ŵ)², with h the mean of squares of each input; the sensitivity is what the next token's distribution
 loses (the Kullback-Leibler divergence from the float model's, per position) for one such error, measured with
 that matrix alone at PROBE bits and all others float. A model of embeddings loses the cosine distance of its
-vectors from the float model's. Costs of several matrices add up, as far as they are small. Finding the least
-sum at a given size is a knapsack problem: the steps of each matrix are taken in the order of what they gain
-per byte, over the lower convex hull of its sizes (H. Everett, 1963).
+vectors from the float model's. All experts of a stack have the same bits; the errors of each are weighed by
+the inputs of the tokens that choose it. Costs of several matrices add up, as far as they are small. Finding
+the least sum at a given size is a knapsack problem: the steps of each matrix are taken in the order of what
+they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from functools import partial
 import numpy as np
 
 from nearfar.build.calibration.arithmetic import Array
+from nearfar.build.calibration.chosen import Chosen, Shares, whole
 from nearfar.build.calibration.forward import Forward, Stretch, stretches
-from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of
+from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of, stacks_of
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import Source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
@@ -71,11 +73,17 @@ def measure(
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
         weights = FloatWeights(source)
-        moved = moments_of(partial(forward.watch, stretch, weights), stretch, source, whole=False)
+        chosen, stacks = Chosen(), stacks_of(stretch, source)
+        run = partial(forward.watch, stretch, weights, choose=chosen.add if stacks else None)
+        moved = _looked_up(stretch, source) | moments_of(run, stretch, source, whole=False)
+        shares = {
+            name: whole(params[name], np.asarray(moments, np.float32)) for name, moments in moved.items()
+        }
+        shares |= {name: partial(chosen.shares, params[name]) for name in sorted(stacks)}
         errors: dict[str, dict[int, float]] = {}
         probes: dict[str, Array] = {}
-        for name, moments in (_looked_up(stretch, source) | moved).items():
-            errors[name], probes[name] = _errors(source, params[name], np.asarray(moments, np.float32))
+        for name, of in shares.items():
+            errors[name], probes[name] = _errors(source, params[name], of)
         for name, found in _with_each(probes, forward, parts, index, source):
             lost, matrix = loss(expected, found), source.matrices[name]
             probe = errors[name][_probe(errors[name])]
@@ -153,9 +161,9 @@ def _turned(expected: Array, found: Array) -> float:
     return float((1 - (expected * found).sum(-1, dtype=np.float64)).mean())
 
 
-def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, float], Array]:
+def _errors(source: Source, param: Param, shares: Shares) -> tuple[dict[int, float], Array]:
     """Σ h·(w - ŵ)² for each number of bits, of the way of storing scales that loses least; and the matrix
-    dequantized from the probe's bits.
+    dequantized from the probe's bits. `shares`: the rows of a tensor that are quantized together.
     """
     group = source.matrices[param.name].group
     fitting = [bits for bits in BITS if Scheme(bits, group).fits(param.k)]
@@ -164,12 +172,17 @@ def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, 
     losses = dict.fromkeys(schemes, 0.0)
     tensors: dict[Scheme, dict[str, Array]] = {way: {} for way in schemes if way.bits == probe}
     for name in param.tensors:
-        weight = to_float32(rows_of(source, name))
-        for scheme in schemes:
-            rounded = dequantize(quantize(weight, scheme, name, importance), scheme.group_size, scheme.scales)
-            if scheme in tensors:
-                tensors[scheme][name] = rounded
-            losses[scheme] += squared_error(weight, rounded, importance)
+        parts: dict[Scheme, list[Array]] = {way: [] for way in tensors}
+        for share in shares(name):
+            weight = to_float32(rows_of(source, name, share.first, share.last))
+            for scheme in schemes:
+                quantized = quantize(weight, scheme, name, share.importance)
+                rounded = dequantize(quantized, scheme.group_size, scheme.scales)
+                if scheme in parts:
+                    parts[scheme].append(rounded)
+                losses[scheme] += squared_error(weight, rounded, share.weight)
+        for scheme, found in parts.items():
+            tensors[scheme][name] = found[0] if len(found) == 1 else np.concatenate(found)
     best = {bits: min((w for w in schemes if w.bits == bits), key=lambda w: losses[w]) for bits in fitting}
     errors = {bits: losses[scheme] for bits, scheme in best.items()}
     return errors, FloatWeights.stacked(param, tensors[best[probe]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,28 @@ LEAST = 32
 """Tokens that must have chosen an expert before its inputs are weighed: a mean of fewer squares would weigh
 them by what happens to be in the text.
 """
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """Rows [first, last) of a tensor, which are quantized together. `importance`: the importances of their
+    inputs; None: all alike. `weight`: the weight of each input's errors in a loss.
+    """
+
+    first: int
+    last: int
+    importance: F32 | None
+    weight: F32
+
+
+Shares = Callable[[str], Iterable[RowShare]]
+"""Gives the rows of a tensor, by its name, with what is known of their inputs."""
+
+
+def whole(param: Param, importance: F32 | None) -> Shares:
+    """The rows of each tensor of a matrix, all of which have the same inputs."""
+    weight = np.ones(param.k, np.float32) if importance is None else importance
+    return lambda name: (RowShare(0, param.tensors[name], importance, weight),)
 
 
 @dataclass
@@ -37,6 +59,14 @@ class Chosen:
         if count < LEAST:
             return None
         return np.asarray(self.sums[stack, expert] / count, np.float32)
+
+    def shares(self, param: Param, tensor: str) -> Iterator[RowShare]:
+        """The experts that have rows of a tensor of a stack, with what is known of their inputs."""
+        total = sum(n for (name, _), n in self.counts.items() if name == param.name)
+        for expert, first, last in shares(param, tensor):
+            found = self.sums.get((param.name, expert))
+            weight = np.zeros(param.k) if found is None else found / total
+            yield RowShare(first, last, self.importance(param.name, expert), np.asarray(weight, np.float32))
 
 
 def shares(param: Param, tensor: str) -> Iterator[tuple[int, int, int]]:

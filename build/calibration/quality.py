@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from nearfar.build.calibration.allocation import allocated
-from nearfar.build.calibration.chosen import LEAST
-from nearfar.build.calibration.solve import least_loss, solve
+from nearfar.build.calibration.chosen import LEAST, whole
+from nearfar.build.calibration.solve import least_way, solve
 from nearfar.build.calibration.text import MOST_WINDOWS, CalibrationText
 from nearfar.build.options import QUALITIES, BuildOptions, Quality
 from nearfar.build.source import Source
@@ -169,5 +169,5 @@ def _tables(source: Source, solved: Solved) -> Source:
         matrix = source.matrices.get(param.name)
         if matrix is None or not matrix.quantized or any(name in solved for name in param.tensors):
             continue
-        chosen[param.name] = least_loss(source, param, None)
+        chosen[param.name] = least_way(source, param, whole(param, None))
     return source.stored_as(chosen)

@@ -8,12 +8,13 @@ suffices instead of two.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from nearfar.build.calibration.arithmetic import Array
-from nearfar.build.calibration.chosen import Chosen, shares
+from nearfar.build.calibration.chosen import Chosen, Shares, whole
 from nearfar.build.calibration.forward import Forward, Stretch, Watch, stretches
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.options import Quality
@@ -23,11 +24,21 @@ from nearfar.build.weights.second_order import F64, Curvature, quantize_second_o
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import read_rows
 from nearfar.build.weights.ways import squared_error, ways
+from nearfar.kernels.quantized import QuantTensor
 from nearfar.step.operation import chosen_from, multiplied_by
 from nearfar.step.params import Param
 
 ROWS = 8192
 """Rows of a matrix that are read and quantized together."""
+
+
+@dataclass(frozen=True)
+class SolvedMatrix:
+    """A matrix's tensors, quantized in one way, and what that loses: Σ h·(w − ŵ)²."""
+
+    scheme: Scheme
+    tensors: Mapping[str, QuantTensor]
+    loss: float
 
 
 class FloatWeights(Mapping[str, Array]):
@@ -103,26 +114,26 @@ def solve(
     solved = Solved()
     forward = Forward(source.model.step, text.windows)
     parts = stretches(source.model.step)
-    whole = quality == "best"
+    second_order = quality == "best"
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
-        chosen, stacks = Chosen(), _stacks(stretch, source)
+        chosen, stacks = Chosen(), stacks_of(stretch, source)
         choose = chosen.add if stacks else None
         run = partial(
-            forward.watch if whole else forward.advance, stretch, FloatWeights(source), choose=choose
+            forward.watch if second_order else forward.advance, stretch, FloatWeights(source), choose=choose
         )
-        moments = moments_of(run, stretch, source, whole)
+        moments = moments_of(run, stretch, source, second_order)
         for param in (param for param in source.params if param.name in moments):
             source = _store(solved, source, param, moments[param.name])
         for param in (param for param in source.params if param.name in stacks):
-            source = _store_experts(solved, source, param, chosen)
-        if whole and index < len(parts) - 1:
+            source = store_experts(solved, source, param, chosen)
+        if second_order and index < len(parts) - 1:
             forward.advance(stretch, FloatWeights(source, solved))
     advance(len(parts), len(parts))
     return source, solved
 
 
-def _stacks(stretch: Stretch, source: Source) -> set[str]:
+def stacks_of(stretch: Stretch, source: Source) -> set[str]:
     """The quantized matrices of experts in a stretch."""
     return {name for op in stretch.ops for name in chosen_from(op) if source.matrices[name].quantized}
 
@@ -146,21 +157,45 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def least_loss(source: Source, param: Param, importance: F32 | None) -> Scheme:
+def least_way(source: Source, param: Param, shares: Shares) -> Scheme:
     """The way of storing a matrix's scales with which its tensors lose least: Σ h·(w − ŵ)²."""
-    matrix = source.matrices[param.name]
-    schemes = ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
+    schemes = _ways(source, param)
     if len(schemes) == 1:
         return schemes[0]
-    losses = dict.fromkeys(schemes, 0.0)
-    for name, rows in param.tensors.items():
-        for start in range(0, rows, ROWS):
-            weight = to_float32(rows_of(source, name, start, min(rows, start + ROWS)))
-            for scheme in schemes:
-                quantized = quantize(weight, scheme, name, importance)
-                rounded = dequantize(quantized, scheme.group_size, scheme.scales)
-                losses[scheme] += squared_error(weight, rounded, importance)
-    return min(schemes, key=lambda scheme: losses[scheme])
+    return min(schemes, key=lambda scheme: sum(loss for _, _, loss in _pieces(source, param, scheme, shares)))
+
+
+def _least_loss(source: Source, param: Param, shares: Shares) -> SolvedMatrix:
+    """Quantize a matrix in the way of `least_way`."""
+    best: SolvedMatrix | None = None
+    for scheme in _ways(source, param):
+        tensors: dict[str, list[QuantTensor]] = {name: [] for name in param.tensors}
+        total = 0.0
+        for name, piece, loss in _pieces(source, param, scheme, shares):
+            tensors[name].append(piece)
+            total += loss
+        if best is None or total < best.loss:
+            best = SolvedMatrix(scheme, {name: stack(pieces) for name, pieces in tensors.items()}, total)
+    assert best is not None, param.name
+    return best
+
+
+def _ways(source: Source, param: Param) -> list[Scheme]:
+    matrix = source.matrices[param.name]
+    return ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
+
+
+def _pieces(
+    source: Source, param: Param, scheme: Scheme, shares: Shares
+) -> Iterator[tuple[str, QuantTensor, float]]:
+    """The tensors of a matrix quantized in one way, ROWS rows or one share at a time, and what each loses."""
+    for name in param.tensors:
+        for share in shares(name):
+            for start in range(share.first, share.last, ROWS):
+                weight = to_float32(rows_of(source, name, start, min(share.last, start + ROWS)))
+                piece = quantize(weight, scheme, name, share.importance)
+                rounded = dequantize(piece, scheme.group_size, scheme.scales)
+                yield name, piece, squared_error(weight, rounded, share.weight)
 
 
 def _store(solved: Solved, source: Source, param: Param, moments: F64) -> Source:
@@ -169,38 +204,29 @@ def _store(solved: Solved, source: Source, param: Param, moments: F64) -> Source
     """
     curvature = Curvature.of(moments) if moments.ndim == 2 else None
     importance = np.asarray(moments if curvature is None else np.diagonal(moments), np.float32)
-    scheme = least_loss(source, param, importance)
+    stored = _least_loss(source, param, whole(param, importance))
     for name, rows in param.tensors.items():
         if name in solved:
             continue
-        pieces = []
-        for start in range(0, rows, ROWS):
-            weight = rows_of(source, name, start, min(rows, start + ROWS))
-            pieces.append(
-                quantize(weight, scheme, name, importance)
-                if curvature is None
-                else quantize_second_order(weight, scheme, name, curvature)
-            )
-        solved.put(name, stack(pieces))
-    return source.stored_as({param.name: scheme})
+        tensor = stored.tensors[name]
+        if curvature is not None:
+            weights = (rows_of(source, name, at, min(rows, at + ROWS)) for at in range(0, rows, ROWS))
+            tensor = stack([quantize_second_order(each, stored.scheme, name, curvature) for each in weights])
+        solved.put(name, tensor)
+    return source.stored_as({param.name: stored.scheme})
 
 
-def _store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen) -> Source:
+def store_experts(solved: Solved, source: Source, param: Param, chosen: Chosen) -> Source:
     """Quantize the matrices of a stack, each by the squares of what the tokens that chose it give it, with
     equal weights where these are few; with all qualities, since the moments of pairs would take gigabytes.
 
-    Gives the source with the way of storing scales that loses least with equal weights.
+    Gives the source with the way of storing scales that loses least.
     """
-    scheme = least_loss(source, param, None)
     for expert in range(param.stack):
         solved.experts += 1
         solved.seldom += chosen.importance(param.name, expert) is None
-    for name in (name for name in param.tensors if name not in solved):
-        pieces = []
-        for expert, first, last in shares(param, name):
-            importance = chosen.importance(param.name, expert)
-            for start in range(first, last, ROWS):
-                weight = rows_of(source, name, start, min(last, start + ROWS))
-                pieces.append(quantize(weight, scheme, name, importance))
-        solved.put(name, stack(pieces))
-    return source.stored_as({param.name: scheme})
+    stored = _least_loss(source, param, partial(chosen.shares, param))
+    for name, tensor in stored.tensors.items():
+        if name not in solved:
+            solved.put(name, tensor)
+    return source.stored_as({param.name: stored.scheme})

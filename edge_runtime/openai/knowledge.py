@@ -83,7 +83,7 @@ async def read_prompt(
     given = checked_messages(messages)
     encode = ChatEncoder(engine.codec, variables=variables)
     prompt = await beside(lambda: encode(given), characters(given))
-    engine.core.check_scores(prompt, [[0], tokens] if tokens else [[0]])
+    engine.core.check_scores(prompt, [[0], *([token] for token in tokens)])
     last, asked = len(prompt) - 1, tuple(tokens)
     before = range(max(last - LAST_ROWS, 0), last)
     rows = (*(ScoredRow(at, (prompt[at + 1],), optional=True) for at in before), ScoredRow(last, asked))

@@ -1,8 +1,8 @@
 """Bounds what the grammar of many tools costs: schemas that are too large together are not all enforced.
 
-xgrammar stores masks for each place in a schema, and its work grows faster than the number of tools. The 24
-tools of a coding agent (136 places) took 6 s and 474 MB with 152,000 tokens of vocabulary, and 1 s and 19 MB
-where their arguments are any object.
+Compiling takes a second or two for the tools of a coding agent. But a compiled grammar travels between
+processes as text, in which xgrammar repeats the automaton of the whole grammar for each rule: that text grows
+with the square of the places. docs/coding-agents.md has what was measured for 32 places and other bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads calls of models that do not keep to their own format.
 
-They are JSON objects with the name of a tool and its arguments: alone, in a code fence, or in a tag such as
-<tools>. Qwen2.5-Coder writes nearly all of its calls this way, whatever its template prescribes.
+They are JSON objects with the name of a tool and its arguments: alone, in a code fence, in a tag such as
+<tools>, or with doubled braces. Qwen2.5-Coder writes nearly all of its calls this way, whatever its template
+prescribes; that template itself shows a call as {{"name": …}}, with doubled braces.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ UNSURE: Final = Unsure()
 class Opening:
     """The place where the arguments of a call begin.
 
-    `end`: the index where they begin. `closer`: the end of the fence or tag around the call, "" if there is
-    none. `listed`: the call is in a list.
+    `end`: the index where they begin. `closer`: the end of the fence, tag or braces around the call, "" if
+    there is none. `listed`: the call is in a list.
     """
 
     name: str
@@ -94,6 +95,8 @@ def following(text: str, names: Collection[str], before: Opening) -> Opening | i
             listed, end = False, scan.at
             scan.blanks()
         if before.closer and not comma and scan.maybe(before.closer):
+            while before.closer == "}" and scan.maybe("}"):
+                pass  # a model that doubles braces may close more than it has opened
             return scan.at
         if not (comma or before.closer):
             return end
@@ -136,7 +139,10 @@ class _Scan:
         raise _More if any(mark.startswith(rest) for mark in marks) else _Other
 
     def wrapper(self) -> str:
-        """The end of a fence or tag with which the text begins, "" if there is neither."""
+        """The end of a fence, a tag or doubled braces with which the text begins, "" if there is none."""
+        if self.maybe("{{"):
+            self.at -= 1
+            return "}"
         if self._text.startswith("<"):
             tag = self.one_of([f"<{name}>" for name in TAGS])
             return f"</{tag[1:]}"

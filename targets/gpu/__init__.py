@@ -33,7 +33,7 @@ from nearfar.kernels.jobs import (
     Split,
     Ssm,
 )
-from nearfar.kernels.pieces import placed
+from nearfar.kernels.pieces import MatrixPiece, placed
 from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
@@ -44,7 +44,7 @@ from nearfar.targets.gpu.kernels.append.rows import rows
 from nearfar.targets.gpu.kernels.attention.choice import attention, split
 from nearfar.targets.gpu.kernels.conv import conv
 from nearfar.targets.gpu.kernels.delta import delta
-from nearfar.targets.gpu.kernels.experts import experts
+from nearfar.targets.gpu.kernels.experts import experts, experts_in_pieces
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
 from nearfar.targets.gpu.kernels.linear.embed import embed
 from nearfar.targets.gpu.kernels.linear.matmul_int8 import int8_products
@@ -97,19 +97,13 @@ class GpuKernels:
         if isinstance(job, Linear | Embed):
             pieces.pieces(job.matrix, self.binding)
         if isinstance(job, Experts):
-            self._check_experts(job)
+            self._stacks(job)
         if isinstance(job, RopeAppend):
             check_rope(job)
 
-    def _check_experts(self, job: Experts) -> None:
-        """BuildError if the matrices of all experts cannot be bound as one array."""
-        for matrix in (job.gate_up, job.down):
-            if len(pieces.pieces(matrix, self.binding)) > 1:
-                raise BuildError(
-                    f"the matrices of {matrix.stack} experts [{matrix.each.n}, {matrix.k}] take more than "
-                    f"{self.binding:,} bytes together, which is all that the kernels may bind at once: build "
-                    "for cpu or mlx, or with fewer bits (--quant)"
-                )
+    def _stacks(self, job: Experts) -> tuple[tuple[MatrixPiece, ...], ...]:
+        """The pieces of both stacks of experts."""
+        return tuple(pieces.pieces(matrix, self.binding) for matrix in (job.gate_up, job.down))
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job; BuildError if no kernel takes it."""
@@ -118,6 +112,8 @@ class GpuKernels:
             found = pieces.pieces(job.matrix, self.binding)
             if len(found) > 1:
                 return of_pieces(job, found, self.stages)
+        if isinstance(job, Experts):
+            return experts_in_pieces(job, *self._stacks(job))
         return _made(job, _shaping(job, self.tuning))
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:

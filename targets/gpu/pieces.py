@@ -2,7 +2,8 @@
 the rows.
 
 Rows of the matrix are columns of a kernel's output, so a piece is a matrix of its own: it is packed and read
-like any other. A matrix that fits is one piece, and its arrays have the names that `packing` gives them.
+like any other. A piece of a stack of experts' matrices has whole experts. A matrix that fits is one piece,
+and its arrays have the names that `packing` gives them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COLUMNS = 64
 
 
 def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[MatrixPiece, ...]:
-    """The fewest pieces without an array of more than `binding` bytes, as equal as COLUMNS allows, of each
+    """The fewest pieces without an array of more than `binding` bytes, as equal as `_step` allows, of each
     piece that is stored in its own way; BuildError if none are small enough.
     """
     return tuple(
@@ -35,17 +36,19 @@ def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[MatrixPiece, ...]:
 
 def _cut(matrix: Matrix, binding: int) -> tuple[MatrixPiece, ...]:
     """The pieces of a matrix that is stored in one way."""
+    step = _step(matrix)
     count = 1
-    while count * COLUMNS < matrix.n and _bytes(_rows(matrix, count)) > binding:
+    while count * step < matrix.n and _bytes(_rows(matrix, count)) > binding:
         count += 1
     each = _rows(matrix, count)
     if _bytes(each) > binding:
+        what = "rows of a matrix" if matrix.stack == 1 else "rows of one expert in a matrix"
         raise BuildError(
-            f"{each.n} rows of a matrix [{matrix.n}, {matrix.k}] take {_bytes(each):,} bytes, and a device "
+            f"{each.n} {what} [{matrix.n}, {matrix.k}] take {_bytes(each):,} bytes, and a device "
             f"may bind no more than {binding:,}: quantize it (--quant q4)"
         )
     firsts = range(0, matrix.n, each.n)
-    return tuple(MatrixPiece(first, replace(matrix, n=min(each.n, matrix.n - first))) for first in firsts)
+    return tuple(MatrixPiece(first, _part(matrix, min(each.n, matrix.n - first))) for first in firsts)
 
 
 def parts(matrix: Matrix, binding: int = BINDING) -> tuple[PackedArray, ...]:
@@ -80,7 +83,19 @@ def _rows(matrix: Matrix, count: int) -> Matrix:
     """The largest of `count` pieces."""
     if count == 1:
         return matrix
-    return replace(matrix, n=math.ceil(math.ceil(matrix.n / count) / COLUMNS) * COLUMNS)
+    step = _step(matrix)
+    return _part(matrix, math.ceil(math.ceil(matrix.n / count) / step) * step)
+
+
+def _step(matrix: Matrix) -> int:
+    """The number of rows of a piece is a multiple of COLUMNS, or of the rows of one stacked matrix."""
+    return COLUMNS if matrix.stack == 1 else matrix.each.n
+
+
+def _part(matrix: Matrix, rows: int) -> Matrix:
+    """A piece of the matrix with this number of rows."""
+    stack = 1 if matrix.stack == 1 else rows // matrix.each.n
+    return replace(matrix, n=rows, stack=stack)
 
 
 def _bytes(matrix: Matrix) -> int:

@@ -18,7 +18,7 @@ from nearfar.kernels.jobs import Activation, Attend, Embed, GraphJob, Linear, Ro
 from tests.support import gguf_rows, gpu_jobs, int8_jobs
 from tests.support.turns import in_turns
 
-from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
+from .gpu_harness import BINDING, DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
 ROWS = {"few": (1, 4), "many": (16, 64)}
 """Rows of a matmul by the kind of kernel that takes them: a matvec, tiles."""
@@ -227,6 +227,26 @@ def test_linear_of_bytes(name: str, device: str, target: str) -> None:
     precision: Precision = "f16" if device == "discrete" else "f32"
     made = kernels(target, precision, device, "int8")
     int8_jobs.check(made, runner(target), precision, int8_jobs.jobs(DTYPES[precision])[name])
+
+
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize("name", gpu_jobs.CUT_EXPERTS)
+def test_stacks_of_experts_in_pieces(name: str, target: str) -> None:
+    """The outputs are to the bit those of whole stacks; rows also choose no expert."""
+    job, outs = gpu_jobs.CUT_EXPERTS[name], []
+    limit = 3 * job.gate_up.each.n * job.k * job.gate_up.bits // 8
+    for binding in (limit, BINDING):
+        made = kernels(target, "f32", binding=binding)
+        arrays = gpu_jobs.inputs(made, job, np.random.default_rng(1))
+        arrays["route"][1, 1] = -1
+        gpu_jobs.check(made, runner(target), "f32", job, arrays=dict(arrays))
+        arrays["out"] = np.zeros(*job.out)
+        given = {key: array for key, array in arrays.items() if key not in gpu_jobs.PLAIN}
+        outs.append(runner(target)(made.stages(job), "f32", given)["out"])
+        launches = [stage.args for stage in made.stages(job).stages]
+        assert sum("x" in args for args in launches) == (3 if binding == limit else 1)
+    np.testing.assert_array_equal(*outs)
 
 
 @in_turns("target")

@@ -315,6 +315,16 @@ def test_what_a_model_shows_about_a_prompt(device: Engine) -> None:
         device.loop.run(held.release())
 
 
+def test_tokens_of_the_last_row_take_no_room_in_the_context(device: Engine) -> None:
+    engine = device.asynchronous
+    ask = [{"role": "user", "content": ""}]
+    while len(engine.codec.encode_chat(ask)) < engine.context - 16:
+        ask[0]["content"] += " hen" * 4
+    read = device.loop.run(read_prompt(engine, ask, ask=False, tokens=tuple(range(128))))
+    assert len(read.knowledge.row) == 128
+    device.loop.run(read.release())
+
+
 def test_an_answer_shares_the_prompt_that_was_read_for_its_decision(device: Engine) -> None:
     """The answer computes the last token again, and no page. Then nothing holds the prompt."""
     engine = device.asynchronous

@@ -30,7 +30,7 @@ NORMS = (".mamba.norm.weight", ".mixer.norm.weight")
 """Endings of names of norms in Mamba-2 layers."""
 PAIRED = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3", "arcee")
 EXPERT = re.compile(
-    r"(model\.layers\.\d+)\.\w+\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)"
+    r"(?:model|backbone)(\.layers\.\d+)\.\w+\.experts\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)(\.weight)"
 )
 W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 PATTERNED = ("olmo2", "exaone4", "gemma4")
@@ -62,13 +62,13 @@ WIDE: dict[str, Any] = {
 """A config in whose matrices every row consists of whole blocks of every type."""
 
 
-def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
-    """Rows of random blocks: uint8 [n, bytes], with scales of about 0.01."""
+def random_rows(kind: str, n: int, k: int, seed: int = 0, below: int = 100) -> Array:
+    """Rows of random blocks: uint8 [n, bytes], with float16 scales of 0.2 to 1, divided by `below`."""
     rng = np.random.default_rng(seed)
     block, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     blocks = rng.integers(0, 256, (n * k // block, size), dtype=np.uint8)
     for at in HALVES[kind]:
-        values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / 100).astype("<f2")
+        values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / below).astype("<f2")
         blocks[:, at : at + 2] = values[:, None].view(np.uint8)
     if kind == "IQ1_M":  # the highest bits of four words are a float16 of about 0.01
         blocks[:, 49:56:2] &= 15
@@ -83,8 +83,10 @@ def type_of(kind: str, name: str) -> str:
     return next((other for part, other in MIXED.get(kind, {}).items() if part in name), kind)
 
 
-def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
-    """Write a new file of WIDE of a kind; also gives the values of its matrices."""
+def mixed(folder: Path, kind: str, below: int = 100) -> tuple[Path, dict[str, Array]]:
+    """Write a new file of WIDE of a kind, with scales as in random_rows; also gives the values of its
+    matrices.
+    """
     from tests.support import quantized
 
     stands_for: dict[str, Array] = {}
@@ -95,7 +97,7 @@ def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
             stored = np.ascontiguousarray(value.astype(FLOATS[here]))
             stands_for[name] = stored.astype(np.float32)
             return (stored.view(np.uint8) if here == "BF16" else stored), here
-        rows = random_rows(here, *value.shape, seed=len(stands_for))
+        rows = random_rows(here, *value.shape, seed=len(stands_for), below=below)
         stands_for[name] = floats(rows, here)
         return rows, here
 
@@ -120,6 +122,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
         return "granitehybrid"
     if config["model_type"] == "granitemoehybrid" and config["num_local_experts"]:
         return "granitemoe"
+    if "moe" in config.get("layers_block_type", ()):
+        return "nemotron_h_moe"
     return ARCHITECTURES.get(config["model_type"], config["model_type"])
 
 
@@ -222,7 +226,7 @@ def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
     for name in sorted(values, key=lambda name: [int(p) if p.isdigit() else p for p in name.split(".")]):
         value, (layer, _, part) = values[name], name.rpartition(".mlp.experts.")
         if found := EXPERT.fullmatch(name):
-            merged = f"{found[1]}.mlp.experts.{W.get(found[2], found[2])}{found[3]}"
+            merged = f"model{found[1]}.mlp.experts.{W.get(found[2], found[2])}{found[3]}"
             stacks.setdefault(merged, []).append(value)
         elif "block_sparse_moe.input_linear" in name or "block_sparse_moe.output_linear" in name:
             at = f"{name.partition('.block_sparse_moe')[0]}.mlp.experts"
@@ -238,7 +242,9 @@ def _with_experts(values: Mapping[str, Array]) -> dict[str, Array]:
                 out[f"{layer}.mlp.experts.{one}.{kind}"] = np.ascontiguousarray(rows)
         else:
             value = value[:, 0] if ".conv.conv." in name else value
-            ending = ".weight" if name.endswith(".sinks") else ".bias" if "expert_bias" in name else ""
+            name = name.replace("e_score_correction_bias", "e_score_correction")
+            ending = ".weight" if name.endswith(".sinks") else ""
+            ending = ".bias" if "expert_bias" in name or name.endswith("e_score_correction") else ending
             out[f"{name}{ending}"] = value
     return out | {name: np.stack(each) for name, each in stacks.items()}
 
@@ -279,15 +285,16 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
     if config.get("block_auto_adjust_ff_dim"):
         multiple = config["block_multiple_of"]
         inner = -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple) * multiple
-    if architecture == "nemotron_h":
-        inner = [inner * (kind == "mlp") for kind in types]
+    if architecture.startswith("nemotron_h"):
+        inner = config["moe_intermediate_size"] if "moe" in types else inner
+        inner = [inner * (kind in ("mlp", "moe")) for kind in types]
     if inner is not None:
         writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
     kv_heads: Any = config["num_key_value_heads"]
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    if "conv_L_cache" in config or architecture in ("granitehybrid", "nemotron_h"):
+    if "conv_L_cache" in config or architecture in ("granitehybrid", "nemotron_h", "nemotron_h_moe"):
         kv_heads = [kv_heads * (kind == "full_attention") for kind in types]
     writer.add_head_count_kv(kv_heads)
     if architecture == "lfm2moe":
@@ -337,7 +344,9 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
         gguf_qwen35.metadata(writer, config)
     elif "linear_attention" in types or architecture == "falcon-h1":
         _mamba(writer, config)
-        if architecture == "nemotron_h":
+        if architecture == "nemotron_h_moe":
+            _nemotron_experts(writer, config)
+        if architecture.startswith("nemotron_h"):
             writer.add_layer_norm_eps(config["layer_norm_epsilon"])
         if architecture != "falcon-h1":
             writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
@@ -369,6 +378,20 @@ def _mamba(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_group_count(first("n_groups", "mamba_n_groups"))
     writer.add_ssm_inner_size(heads * first("mamba_head_dim", "mamba_d_head"))
     writer.add_ssm_time_step_rank(heads)
+
+
+def _nemotron_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """The keys of a Nemotron's experts."""
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_group_count(config["n_group"])
+    if config.get("moe_latent_size") is not None:
+        writer.add_moe_latent_size(config["moe_latent_size"])
 
 
 def _gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -262,7 +262,16 @@ EXPERTS = {
     "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
     "q4_k": experts(2, 3, 2, (256, 256, 40), 4, 32, scales=OF_GGUF["Q4_K"], down_bias=True),
     "q6_k": experts(2, 2, 1, (256, 256, 41), 6, 16, scales=OF_GGUF["Q6_K"]),
+    "tiles_of_4": experts(9, 3, 2, (47, 21, 44), 16, activation="relu2", gated=False),
+    "tiles_of_8": experts(21, 5, 2, (64, 96, 40), 4, 32, gate_up_bias=True, down_bias=True),
+    "tiles_of_more_than_threads": experts(64, 257, 9, (32, 32, 8), 8, 32),
 }
+CUT_EXPERTS = {
+    "few": experts(2, 7, 3, (64, 32, 120), 4, 32, gate_up_bias=True, down_bias=True),
+    "many": experts(16, 7, 3, (64, 32, 121), 5, 32, gate_up_bias=True, down_bias=True),
+    "dense": experts(3, 7, 2, (48, 32, 44), 16, gated=False),
+}
+"""Jobs whose two stacks a small enough limit cuts into pieces of three, three and one expert."""
 
 STATES: dict[str, Conv | Delta | Ssm] = {
     "conv_one": Conv(1, 48, 3, 16, 4, 4),

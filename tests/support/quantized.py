@@ -164,11 +164,13 @@ def read_back(path: Path, expected: Mapping[str, Array]) -> tuple[dict[str, Arra
     return floats, carried
 
 
-def answer(path: Path, out: Path, target: str = "cpu", **options: Any) -> tuple[list[int], dict[str, Any]]:
+def answer(
+    path: Path, out: Path, target: str = "cpu", precision: str | None = None, **options: Any
+) -> tuple[list[int], dict[str, Any]]:
     """Build for a target and run; gives the greedy answer to PROMPT and the manifest."""
     made = BuildOptions(str(path), out, (target,), buckets=SMALL, cpu_features=("native",), **options)
     (root,) = build(made)
-    with Engine.load(root, device=target, kv_memory="4MB") as engine:
+    with Engine.load(root, device=target, kv_memory="4MB", precision=precision) as engine:
         found = greedy_tokens(engine, PROMPT, ANSWER)
     return found, json.loads((root / "manifest.json").read_text())
 

@@ -11,18 +11,20 @@ import pytest
 
 from nearfar.build.calibration import allocation
 from nearfar.build.calibration.allocation import ANSWERS, PROBE, WINDOWS, Costs, allocate, measure
+from nearfar.build.calibration.chosen import Chosen, shares
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.build.calibration.solve import FloatWeights, rows_of
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
-from nearfar.build.weights.quantize import Scheme, dequantize, quantize
+from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize
 from nearfar.errors import BuildError
+from nearfar.kernels.quantized import Array
 from tests.support.architectures import CASES, checkpoint
 from tests.support.cases import Case
 
 BITS = (2, 3, 4, 5, 6, 8)
-MEASURED = {"llama-plain", "llama-tied", "gemma2-plain", "gemma4_text-shared"}
+MEASURED = {"llama-plain", "llama-tied", "gemma2-plain", "gemma4_text-shared", "olmoe-normalized"}
 
 
 def costs(count: int, seed: int) -> dict[str, Costs]:
@@ -113,13 +115,14 @@ def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(
     text = np.random.default_rng(0).integers(0, source.model.vocab_size, (2 * WINDOWS - 1, 16))
     windows = text[::2]
     squares: dict[str, npt.NDArray[np.float32]] = {}
+    chosen = Chosen()
 
     def answers(weights: FloatWeights) -> npt.NDArray[np.float64]:
         """Probabilities at the computed positions, or vectors: [windows, positions, vocab or width]."""
         forward = Forward(source.model.step, windows)
         for stretch in stretches(source.model.step)[:-1]:
             forward.watch(stretch, weights, watch)
-            forward.advance(stretch, weights)
+            forward.advance(stretch, weights, choose=chosen.add)
         end = stretches(source.model.step)[-1]
         forward.watch(end, weights, watch)
         logits = np.concatenate(list(forward.finish(end, weights))).astype(np.float64)
@@ -132,18 +135,42 @@ def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(
         squares.setdefault(name, np.square(x).mean(0))
 
     expected = answers(FloatWeights(source))
+    importances = {key: chosen.importance(*key) for key in chosen.sums}
     costs = measure(source, CalibrationText(text, "", ""))
     assert set(costs) == {name for name, matrix in source.matrices.items() if matrix.quantized}
     for param in (param for param in source.params if param.name in costs):
         group = source.matrices[param.name].group
         importance = squares.get(param.name, np.ones(param.k, np.float32))
+
+        def round_rows(weight: Array, importance: F32 | None, group: int = group) -> F32:
+            return dequantize(quantize(weight, Scheme(PROBE, group), "", importance), group)
+
         rounded = {
-            name: dequantize(quantize(rows_of(source, name), Scheme(PROBE, group), name, importance), group)
+            name: np.concatenate([
+                round_rows(rows_of(source, name, first, last), importances.get((param.name, expert)))
+                for expert, first, last in shares(param, name)
+            ])
+            if param.stack > 1
+            else round_rows(rows_of(source, name), importance)
             for name in param.tensors
-        }
+        }  # fmt: skip
         found = answers(FloatWeights(source, given={param.name: FloatWeights.stacked(param, rounded)}))
         if embeds:
             lost = float((1 - (expected * found).sum(-1)).mean())
         else:
             lost = float((expected * np.log(expected / found)).sum(-1).mean())
         assert costs[param.name].loss[PROBE] == pytest.approx(lost, rel=0.02), param.name
+
+
+def test_the_bits_of_experts_are_chosen_too(tmp_path: Path) -> None:
+    """The size is that of all matrices, most of which are experts'."""
+    case = next(case for case in CASES if str(case) == "olmoe-normalized")
+    options = BuildOptions(str(checkpoint(case)), tmp_path, ("cpu",), quality="good", bits=3.5, group_size=32)
+    source = open_source(options)
+    text = CalibrationText(np.random.default_rng(0).integers(0, source.model.vocab_size, (4, 16)), "", "")
+    made = allocation.allocated(source, text, 3.5, None)
+    stacks = [matrix for matrix in made.matrices.values() if matrix.stack > 1]
+    assert min(matrix.bits for matrix in stacks) < 4
+    found = [matrix for matrix in made.matrices.values() if matrix.quantized]
+    spent = 8 * sum(matrix.bytes for matrix in found) / sum(matrix.n * matrix.k for matrix in found)
+    assert 3 < spent <= 3.5

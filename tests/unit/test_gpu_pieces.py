@@ -172,10 +172,30 @@ def test_rounded_rows_of_pieces_are_written_before_they_are_read() -> None:
     assert stages[-1].args[-1] == "out"
 
 
-def test_experts_that_no_device_binds_at_once_are_refused_by_the_limit() -> None:
+def test_experts_that_no_device_binds_at_once_are_cut_between_experts() -> None:
     """64 experts of 4 bits: codes of 262,144 bytes in the first stack, and half as many in the second."""
     job = Experts(1, Matrix(64 * 128, 64, 4, 64, 64), Matrix(64 * 64, 64, 4, 64, 64), 2, "silu")
-    variant(SOFTWARE, "f32", False, binding=262_144).kernels.check(job)
-    said = r"matrices of 64 experts \[128, 64\] take more than 262,143 bytes together.* build for cpu or mlx"
+
+    def launches(binding: int) -> list[tuple[str, ...]]:
+        return [
+            stage.args
+            for stage in variant(SOFTWARE, "f32", False, binding=binding).kernels.stages(job).stages
+        ]
+
+    hidden, products = "scratch:0", "scratch:1"
+    assert launches(262_144) == [
+        ("x", "route", "w0", "w1", hidden), (hidden, "route", "w2", "w3", "out"),
+    ]  # fmt: skip
+    assert launches(262_143)[:2] == [("x", "route", f"w{i}", f"w{i + 1}", hidden) for i in (0, 2)]
+    assert launches(100_000) == [
+        *(("x", "route", f"w{i}", f"w{i + 1}", hidden) for i in (0, 2, 4)),
+        *((hidden, "route", f"w{i}", f"w{i + 1}", products) for i in (6, 8)),
+        (products, "route", "out"),
+    ]
+    assert [piece.matrix.stack for piece in pieces(job.gate_up, 100_000)] == [22, 22, 20]
+
+
+def test_an_expert_that_no_device_binds_is_refused_by_its_shape() -> None:
+    said = r"128 rows of one expert in a matrix \[512, 64\] take 4,096 bytes.*than 4,095"
     with pytest.raises(BuildError, match=said):
-        variant(SOFTWARE, "f32", False, binding=262_143).kernels.check(job)
+        pieces(Matrix(4 * 128, 64, 4, 64, 4), 4095)

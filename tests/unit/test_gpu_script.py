@@ -33,6 +33,7 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets import gpu, vulkan, webgpu
 from nearfar.targets.gpu import kernels as gpu_kernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
+from nearfar.targets.gpu.kernels.experts import experts_in_pieces
 from nearfar.targets.gpu.kernels.script import text
 from nearfar.targets.gpu.kernels.script.text import prim_func
 from tests.support import gpu_jobs, project_jobs
@@ -118,6 +119,7 @@ def test_a_kernel_is_what_tvm_makes_of_its_script(
 
     monkeypatch.setattr(text, "made", made)
     gpu._made.cache_clear()
+    experts_in_pieces.cache_clear()
     for job in jobs(kernels):
         kernels.stages(job)
     in_pieces = gpu_jobs.in_pieces(kernels.activations)["gate"]

@@ -8,15 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from nearfar.build.calibration.chosen import LEAST
+from nearfar.build.calibration.chosen import LEAST, Chosen, whole
 from nearfar.build.calibration.forward import Forward, stretches
-from nearfar.build.calibration.quality import refined
-from nearfar.build.calibration.solve import FloatWeights, rows_of, solve
+from nearfar.build.calibration.quality import refined, with_storable
+from nearfar.build.calibration.solve import FloatWeights, least_way, rows_of, solve, store_experts
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.options import BuildOptions, Quality
 from nearfar.build.source import Source, open_source
+from nearfar.build.targets import target_of
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from nearfar.build.weights.solved import Solved
+from nearfar.build.weights.ways import squared_error
+from nearfar.format.scales import PAIRS, SYMMETRIC
 from nearfar.step.params import Param
 from tests.support.architectures import CASES, checkpoint
 from tests.support.cases import Case
@@ -110,3 +113,24 @@ def test_experts_that_few_tokens_choose_are_told(quality: Quality, tmp_path: Pat
     stacks = [param for param in source.params if param.stack > 1]
     few = [check_experts(source, solved, param, inputs) for param in stacks]
     assert sum(map(sum, few)) == solved.seldom
+
+
+def test_the_way_of_experts_is_chosen_by_what_they_see(tmp_path: Path) -> None:
+    """Experts that see eight inputs alone store these best in another way than all inputs."""
+    case = next(case for case in CASES if str(case) == "olmoe-normalized")
+    options = BuildOptions(
+        str(checkpoint(case)), tmp_path, ("cpu",), quant="q4", quality="good", group_size=64
+    )
+    source = with_storable(options, open_source(options), {"cpu": target_of("cpu").held})
+    param = next(param for param in source.params if param.stack > 1)
+    chosen, seen = Chosen(), np.zeros((LEAST, param.k), np.float32)
+    seen[:, :8] = 1
+    for expert in range(param.stack):
+        chosen.add(param.name, expert, seen)
+    solved, weight = Solved(), FloatWeights(source)[param.name]
+    assert least_way(source, param, whole(param, None)).scales == SYMMETRIC
+    stored = store_experts(solved, source, param, chosen).matrices[param.name]
+    assert stored.scales == PAIRS
+    found = FloatWeights(source.stored_as({param.name: Scheme(4, 64)}), solved)[param.name]
+    other = dequantize(quantize(weight, Scheme(4, 32, SYMMETRIC), "w", seen[0]), 32, SYMMETRIC)
+    assert squared_error(weight, found, seen[0]) < squared_error(weight, other, seen[0])

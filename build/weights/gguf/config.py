@@ -247,7 +247,7 @@ def _gemma3(facts: Facts) -> None:
         config["sliding_window_pattern"] = read.size(pattern, most=MAX_LAYERS)
 
 
-HYBRID = ("granitehybrid", "nemotron_h", "falcon-h1")
+HYBRID = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 """Architectures with Mamba-2 layers."""
 ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "llama": _llama,
@@ -268,6 +268,7 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "granite": _granite,
     "granitehybrid": _granite_hybrid,
     "nemotron_h": state_spaces.nemotron_h,
+    "nemotron_h_moe": state_spaces.nemotron_h,
     "falcon-h1": state_spaces.falcon_h1,
     "granitemoe": _granitemoe,
     "smollm3": _plainly,

@@ -76,6 +76,20 @@ LFM2: Mapping[str, str] = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
+NEMOTRON: Mapping[str, str] = {
+    **_mamba("mixer"),
+    "attn_norm": "norm",
+    **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b": "mixer.gate.e_score_correction_bias",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
 OWN: Mapping[str, Mapping[str, str]] = {
     "chatglm": {"ffn_up": "mlp.gate_up_proj"},
     "gemma2": BEFORE,
@@ -111,14 +125,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "ffn_up": "shared_mlp.up_proj",
         "ffn_down": "shared_mlp.output_linear",
     },
-    "nemotron_h": {
-        **_mamba("mixer"),
-        "attn_norm": "norm",
-        **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
-        "attn_output": "mixer.o_proj",
-        "ffn_up": "mixer.up_proj",
-        "ffn_down": "mixer.down_proj",
-    },
+    "nemotron_h": NEMOTRON,
+    "nemotron_h_moe": NEMOTRON,
     "falcon-h1": {
         **_mamba("mamba"),
         "ffn_norm": "pre_ff_layernorm",
@@ -136,16 +144,19 @@ FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_l
 """Tensors that become settings of the config."""
 BARE = (
     "layer_scalar", "sinks", "expert_bias", "A_log", "D", "dt_bias", "scale", "per_expert_scale",
+    "e_score_correction_bias",
 )  # fmt: skip
 """Tensors that transformers names without `.weight`."""
 FLAT = (".A_log", ".D", ".conv1d.weight", ".conv.conv.weight", ".mamba.norm.weight", ".mixer.norm.weight")
 """Endings of names of vectors that GGUF stores with two dimensions."""
+BACKBONE = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}
 TOPS: Mapping[str, Mapping[str, str]] = {
-    "nemotron_h": {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+    "nemotron_h": BACKBONE,
+    "nemotron_h_moe": BACKBONE,
     "falcon-h1": {"output_norm": "model.final_layernorm"},
 }
 """Names outside of layers that differ in an architecture from those of TOP."""
-LAYERS: Mapping[str, str] = {"nemotron_h": "backbone.layers"}
+LAYERS: Mapping[str, str] = dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "backbone.layers")
 """The module of layers, where it is not model.layers."""
 DRAFTING = ("qwen35", "qwen35moe")
 """Architectures whose files may have layers behind the last that draft tokens."""
@@ -159,6 +170,7 @@ EACH: Mapping[str, Mapping[str, str]] = {
     "granitehybrid": {"": "block_sparse_moe.experts"},
     "granitemoe": {"": "block_sparse_moe.experts"},
     "lfm2moe": {"": "feed_forward.experts", "gate": "w1", "up": "w3", "down": "w2"},
+    "nemotron_h_moe": {"": "mixer.experts"},
 }
 """Names of the experts and of their matrices that differ in an architecture from those of a Qwen."""
 ONE_MORE = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
@@ -204,9 +216,9 @@ def expert_names(architecture: str, name: str) -> tuple[str, ...]:
         return ()
     layer, part, kind = found.groups()
     own = EACH.get(architecture, {})
-    at = own.get("", "mlp.experts")
+    at = f"{LAYERS.get(architecture, 'model.layers')}.{int(layer)}.{own.get('', 'mlp.experts')}"
     names = (own.get(each, f"{each}_proj") for each in part.split("_"))
-    return tuple(f"model.layers.{int(layer)}.{at}.{{}}.{each}.{kind}" for each in names)
+    return tuple(f"{at}.{{}}.{each}.{kind}" for each in names)
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:

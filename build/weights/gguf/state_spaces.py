@@ -65,9 +65,14 @@ def granite_hybrid(facts: Facts, multipliers: Callable[[Facts], None]) -> None:
 
 
 def nemotron_h(facts: Facts) -> None:
-    """Nemotron-H. Its files do not give the least dt, for which llama.cpp has no bound."""
+    """Nemotron-H, with experts or without. Its files do not give the least dt, for which llama.cpp has no
+    bound.
+    """
     config = facts.config
+    sparse = config["model_type"] == "nemotron_h_moe"
     types = _types(facts, ("mamba", "attention", "mlp"))
+    routed = [facts.has("ffn_gate_inp.weight", layer) for layer in range(len(types))]
+    types = ["moe" if routes else kind for kind, routes in zip(types, routed, strict=True)]
     mixer = _mixer(facts, types)
     facts.read.given("attention.layer_norm_epsilon")  # only the layers of experts read it
     bias = facts.has("ssm_in.bias", mixer.first)
@@ -79,6 +84,27 @@ def nemotron_h(facts: Facts) -> None:
         "mlp_bias": facts.has("ffn_up.bias", types.index("mlp") if "mlp" in types else 0),
         "time_step_min": 0.0,
     }  # fmt: skip
+    if sparse:
+        _nemotron_experts(facts, types.index("moe") if "moe" in types else 0)
+
+
+def _nemotron_experts(facts: Facts, first: int) -> None:
+    """The experts of a Nemotron. `first`: the first layer that has some."""
+    read, config = facts.read, facts.config
+    facts.experts("n_routed_experts", "moe_intermediate_size")
+    groups = read.size("expert_group_count", 1)
+    config |= {
+        "moe_shared_expert_intermediate_size": read.size("expert_shared_feed_forward_length"),
+        "norm_topk_prob": read.flag("expert_weights_norm"),
+        "routed_scaling_factor": read.number("expert_weights_scale", 1.0, 1e-6, 1e6),
+        "n_group": groups, "topk_group": read.size("expert_group_used_count", groups),
+        "moe_latent_size": read.size("moe_latent_size") if read.given("moe_latent_size") else None,
+        "mlp_bias": facts.has("ffn_up_shexp.bias", first),
+    }  # fmt: skip
+    if read.size("expert_shared_count", 1) != 1:
+        read.refuse("expert_shared_count", "1")
+    if read.size("expert_gating_func", 2) != 2:
+        read.refuse("expert_gating_func", "2, a sigmoid")
 
 
 def falcon_h1(facts: Facts) -> None:

@@ -167,9 +167,9 @@ def _iq4_nl(b: Bytes) -> Affine:
 def _iq4_xs(b: Bytes) -> Affine:
     high = np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(len(b), 8)
-    scales = _half(b, 0) * ((low | high << 4).astype(np.int8) - 32)
-    codes = IQ4[_nibbles(b[:, 8:].reshape(-1, 8, 16))].reshape(len(b), 256)
-    return _centred((codes + 128).astype(np.uint8), scales, 128)
+    codes = (IQ4[_nibbles(b[:, 8:].reshape(-1, 8, 16))] + 128).astype(np.uint8).reshape(len(b), 256)
+    # Scales of 6 bits are stored as 8: the high two of 8 groups would fill half a line of the CPU's blocks.
+    return _signed(codes, (low | high << 4).astype(np.uint8) + np.uint8(128 - 32), 8, 128, _float16(b, 0))
 
 
 def _mxfp4(b: Bytes) -> Affine:
@@ -188,8 +188,8 @@ BLOCKS: Mapping[str, Blocks] = {
     "Q4_K": Blocks(4, 32, _q4_k, OF_GGUF["Q4_K"]),
     "Q5_K": Blocks(5, 32, _q5_k, OF_GGUF["Q5_K"]),
     "Q6_K": Blocks(6, 16, _q6_k, OF_GGUF["Q6_K"]),
-    "IQ4_NL": Blocks(8, 32, _iq4_nl),
-    "IQ4_XS": Blocks(8, 32, _iq4_xs),
+    "IQ4_NL": Blocks(8, 32, _iq4_nl, SYMMETRIC),
+    "IQ4_XS": Blocks(8, 32, _iq4_xs, OF_GGUF["Q6_K"]),
     "MXFP4": Blocks(E2M1_BITS, 32, _mxfp4),
     "TQ1_0": Blocks(2, 256, gguf_grids.tq1_0),
     "TQ2_0": Blocks(2, 256, gguf_grids.tq2_0),

@@ -12,7 +12,7 @@ from nearfar.format.scales import ALL
 from tests.support.cpu_jobs import KERNELS, CpuJobs
 from tests.support.gguf_rows import OWN_BYTES, block_size, embed_arrays, embed_job
 
-PLAIN = ("Q4_1", "Q5_1", "IQ4_NL", "MXFP4")
+PLAIN = ("Q4_1", "Q5_1", "MXFP4")
 """Types whose scales and offsets are float16 numbers."""
 EXACT = sorted({*OWN_BYTES, *PLAIN})
 

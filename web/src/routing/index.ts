@@ -48,7 +48,7 @@ export type { PrivateRecord } from "./privacy.js";
 export { describeReason } from "./reasons.js";
 export type { DecisionRecord, Outcome } from "./records.js";
 export { backoff, RetryBudget } from "./retry.js";
-export type { Regression, RouterModel, RouterPoint } from "./router-model.js";
+export type { Probe, Regression, RouterModel, RouterPoint } from "./router-model.js";
 export { type Difficulty, loadDifficulty, type Scorer } from "./scorer.js";
 export { type SpeedRecord, Speeds } from "./speed.js";
 export type * from "./types.js";

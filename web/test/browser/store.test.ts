@@ -259,7 +259,8 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
         const many = new Promise<void>((resolve) => {
           void nearfarPackage.createEngine(address, {
             onProgress: (step) => {
-              if (step.phase === "weights" && step.loaded >= 512 + 300) resolve();
+              // Two of the late bytes: what came before them has been written.
+              if (step.phase === "weights" && step.loaded >= 512 + 302) resolve();
             },
           });
         });

@@ -1,6 +1,6 @@
 /**
  * Reads calls that do not keep to the model's own format: a JSON object with a tool's name and arguments, alone, in a
- * code fence, or in a tag such as <tools>. edge_runtime/tools/loose.py does the same (tests/vectors/tools tests
+ * code fence, in a tag such as <tools>, or with doubled braces, as Qwen2.5-Coder's template shows a call. edge_runtime/tools/loose.py does the same (tests/vectors/tools tests
  * both).
  */
 
@@ -37,7 +37,7 @@ class Other extends Error {}
 
 /**
  * The beginning of a call, up to its arguments. `end` is where the arguments begin. `closer` is the text that ends
- * the surrounding fence or tag, "" without one. `isListed` says that the call stands in a list.
+ * the surrounding fence, tag or braces, "" without one. `isListed` says that the call stands in a list.
  */
 export interface Opening {
   readonly name: string;
@@ -85,7 +85,11 @@ export function following(
       end = scan.at;
       scan.blanks();
     }
-    if (closer && !isComma && scan.maybe(closer)) return scan.at;
+    if (closer && !isComma && scan.maybe(closer)) {
+      // A model that doubles braces may close more than it has opened.
+      while (closer === "}" && scan.maybe("}"));
+      return scan.at;
+    }
     if (!(isComma || closer)) return end;
     return { name: scan.head(), end: scan.at, closer, isListed };
   };
@@ -137,9 +141,14 @@ class Scan {
   }
 
   /**
-   * Skips the fence or tag with which the text begins and returns the text that ends it; "" without fence and tag.
+   * Skips the fence, the tag or the first of doubled braces with which the text begins, and returns the text that ends
+   * it; "" without any of them.
    */
   wrapper(): string {
+    if (this.maybe("{{")) {
+      this.at -= 1;
+      return "}";
+    }
     if (this.text.startsWith("<")) return `</${this.#oneOf(TAGS.map((name) => `<${name}>`)).slice(1)}`;
     if (!this.maybe("```")) return "";
     const [fence = "", line] = FENCE.exec(this.text) ?? [];
