@@ -2,9 +2,9 @@
 
     python benchmarks/router_tab.py out/small/wasm --questions DIR
 
-DIR has `test.jsonl` of GSM8K. The chat page of `nearfar web` answers each question twice with its client, in turn with
-a router and without; each time the prompt begins with another number, so that the cache has none of it. The router
-looks at a row of the model, as one with `--probe` does, and keeps all prompts on the device.
+DIR has `test.jsonl` of GSM8K. The chat page of `nearfar web` answers each question twice with its client, in
+turn with a router and without; each time the prompt begins with another number, so that the cache has none of
+it. The router looks at a row of the model, as one with `--probe` does, and keeps all prompts on the device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ client.setPolicy({ ttft: null, escalation: "off", router });
 const asked = { messages: [{ role: "user", content }], temperature: 0, max_tokens: 1, stream: true };
 const began = performance.now();
 let first = null, usage = null, path = null;
-for await (const chunk of await client.chat.completions.create({ ...asked, stream_options: { include_usage: true } })) {
+asked.stream_options = { include_usage: true };
+for await (const chunk of await client.chat.completions.create(asked)) {
   if (chunk.choices[0]?.delta.content) first ??= performance.now() - began;
   usage = chunk.usage ?? usage;
   path = chunk.x_nearfar?.path ?? path;
 }
-return [first ?? performance.now() - began, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, path];
+const { prompt_tokens, prompt_tokens_details: { cached_tokens } } = usage;
+return [first ?? performance.now() - began, prompt_tokens, cached_tokens, path];
 """
-MODEL = "const { checkpoint, quantization, vocabSize } = engine.model; return [checkpoint, quantization, vocabSize];"
+MODEL = """
+const { checkpoint, quantization, vocabSize } = engine.model;
+return [checkpoint, quantization, vocabSize];
+"""
 
 
 def keeping(page: Page) -> dict[str, Any]:
@@ -75,11 +80,12 @@ def main() -> None:
                 assert path == ["device"], path
                 if looks and at > 1:
                     again.append(tokens - cached)
-            print(tokens, "tokens; ms with a look, without:", *(round(seconds[each]) for each in (True, False)))
+            print(f"{tokens} tokens; with a look {seconds[True]:.0f} ms, without {seconds[False]:.0f} ms")
             if at > 1:  # the first two compile kernels
                 ratios.append(seconds[True] / seconds[False])
     print(f"tokens computed again: {sorted(set(again))}")
-    print(f"time to the first token with a look, over without: median {statistics.median(ratios):.3f} of {len(ratios)}")
+    median = statistics.median(ratios)
+    print(f"time to the first token with a look, over without: median {median:.3f} of {len(ratios)}")
 
 
 if __name__ == "__main__":
