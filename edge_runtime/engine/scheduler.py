@@ -227,6 +227,7 @@ class Scheduler:
             if chunk is not None and chunk.request.sequence is not None:
                 self.table.publish(chunk.request.sequence, chunk.start + chunk.count)
                 chunk.request.read = chunk.start + chunk.count
+                self.table.freed += chunk.request.idle  # from now on it makes room for others
 
     def record(self, request: Request) -> None:
         """Record in the cache the tokens of a request that are known and queued."""

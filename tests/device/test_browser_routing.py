@@ -42,14 +42,16 @@ const { content, setup, own, tokens } = argument;
 if (setup.policy) client.setPolicy(setup.policy);
 if (setup.cloud) client.setCloud({ baseURL: setup.cloud, model: setup.model ?? "classics-1M" });
 const request = { messages: [{ role: "user", content }], temperature: 0, max_tokens: tokens, x_nearfar: own };
-let text = "", told = null;
+request.stream_options = { include_usage: true };
+let text = "", told = null, usage = null;
 try {
   for await (const chunk of await client.chat.completions.create({ ...request, stream: true })) {
     text += chunk.choices[0]?.delta.content ?? "";
     told = chunk.x_nearfar ?? told;
+    usage = chunk.usage ?? usage;
   }
 } catch (error) { return { text, error: `${error.name}: ${error.message}` }; }
-return { text, told };
+return { text, told, usage, free: (await client.device?.stats())?.freeTokens };
 """
 READ = """
 const [content, ...tokens] = argument;
@@ -198,11 +200,23 @@ def test_a_router_fitted_in_python_sees_the_same_in_the_tab(stage: Stage, built:
     assert abs(probe.value(shown.row)) > 0.05, "the probe must count"
     made = FittedRouter("classics", artifact, 50, prompt, 0.0, None, None, 8, (Point(0, 1, None, 0, None),))
     data = {"format": "nearfar-router", "version": 2, **asdict(made)}
+    before = stage.ask(tokens=1, mode="device_only")
     answer = stage.ask(setup={"policy": {"ttft": None, "router": data}})
     (reason,) = answer["told"]["reasons"]
     assert (answer["told"]["route"], reason["code"]) == ("cloud", "hard")
+    assert answer["free"] == before["free"], "no prompt that was read is still held"
     assert reason["value"] == pytest.approx(made.gain(shown.model_dump()), abs=0.002)
     assert [token for token, _ in stage.records[-1]["knowledge"]["row"]] == list(tokens)
+    # An answer on the device starts from the prompt that was read, which is not a whole number of pages.
+    kept = {**data, "threshold": 1.0}
+    read = stage.ask("Tell me of the goose that read.", setup={"policy": {"ttft": None, "router": kept}})
+    assert (read["told"]["path"], codes(read["told"])) == (["device"], ["easy"])
+    usage = read["usage"]
+    assert usage["prompt_tokens"] % 16 > 1
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+    assert read["free"] == before["free"], "no prompt that was read is still held"
+    again = stage.ask("Tell me of the goose that read.", mode="device_only")
+    assert read["text"] == again["text"], "the answer is that of a prompt which nothing holds"
     other = stage.ask(setup={"policy": {"router": {**data, "artifact": "0/q4"}}})
     assert "the router was fitted to classics (checkpoint 0, q4), but the device runs" in other["error"]
 

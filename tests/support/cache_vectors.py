@@ -39,6 +39,8 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
         case "fork":
             child = table.fork(sequence, args.get("length"))
             return None if child is None else {"slot": child.slot}
+        case "shareable":
+            return {"length": table.shareable(sequence, args["length"])}
         case "truncate":
             table.truncate(sequence, args["length"])
         case "advance":

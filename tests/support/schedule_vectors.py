@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.edge_runtime.engine.requests import Request
+from nearfar.edge_runtime.engine.requests import Request, ScoredRow
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import ScheduledStep, Scheduler, StepLimits
 from nearfar.errors import ContextError
@@ -32,8 +32,11 @@ class Replay:
         match entry:
             case {"add": name, "prompt": ranges, "limit": limit}:
                 prompt = tuple(first + at for first, count in ranges for at in range(count))
-                self._requests[name] = Request(prompt, SamplingParams(temperature=0), limit, 0)
-                scheduler.add(self._requests[name])
+                rows = () if limit else (ScoredRow(len(prompt) - 1, ()),)
+                sampling = SamplingParams(temperature=0)
+                made = Request(prompt, sampling, limit, 0, scored=rows, held=not limit)
+                self._requests[name] = made
+                scheduler.add(made)
             case {"cancel": name}:
                 scheduler.remove(self._requests[name])
             case {"shrink": size}:

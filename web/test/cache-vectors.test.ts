@@ -67,6 +67,8 @@ function apply(table: SequenceTable, { op, args }: Step): unknown {
       const forked = table.fork(sequenceOf(table, args.slot), args.length);
       return forked && { slot: forked.slot };
     }
+    case "shareable":
+      return { length: table.shareable(sequenceOf(table, args.slot), length) };
     case "truncate":
       table.truncate(sequenceOf(table, args.slot), length);
       return {};

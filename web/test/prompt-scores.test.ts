@@ -2,8 +2,9 @@ import { expect, test } from "vitest";
 import { Channel } from "../src/page/channel.js";
 import { readPrompt as readOnPage } from "../src/page/decide.js";
 import { promptOf } from "../src/page/requests.js";
-import type { AnswerEvent, GenerateRequest } from "../src/protocol/messages.js";
+import type { AnswerEvent, GenerateRequest, RequestStats } from "../src/protocol/messages.js";
 import { EngineCore } from "../src/worker/engine/engine-core.js";
+import type { Request } from "../src/worker/engine/request.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
 import { PromptScores, readPrompt } from "../src/worker/session/prompt-scores.js";
 import { expectedTokens, FakeBackend } from "./support/fake-backend.js";
@@ -25,6 +26,17 @@ function read(core: EngineCore, prompt: readonly number[], tokens: number[], per
       if (event.event === "read" || event.event === "error") resolve(told);
     };
     readPrompt(core, prompt, { tokens, perplexity }, PARAMS, 97, tell, () => undefined);
+  });
+}
+
+function fail(): never {
+  throw new Error("it failed");
+}
+
+function statsOf(core: EngineCore, prompt: readonly number[]): Promise<RequestStats> {
+  return new Promise((resolve, reject) => {
+    const finish = (_: unknown, stats: RequestStats): void => resolve(stats);
+    core.submit(prompt, PARAMS, { token: () => true, finish, fail: reject });
   });
 }
 
@@ -76,6 +88,43 @@ test("rows that are not wanted need no row of logits, and optional ones share wh
   expect(new PromptScores(long, { tokens: [], perplexity: false }).rows(0, 65, 16)).toEqual([65, [64]]);
 });
 
+test("a prompt that was read is held for its answer, is not counted, and makes room for others", async () => {
+  const backend = new FakeBackend({ pages: 24, slots: 4 });
+  const core = new EngineCore(backend, []);
+  const free = core.freeTokens;
+  const held = await new Promise<Request>((resolve) => {
+    const made = readPrompt(
+      core,
+      PROMPT,
+      { tokens: [], perplexity: true },
+      PARAMS,
+      97,
+      () => resolve(made),
+      fail,
+    );
+  });
+  expect(core.freeTokens).toBe(free);
+  backend.runs.length = 0;
+  const stats = await statsOf(core, PROMPT);
+  expect([stats.promptTokens, stats.cachedTokens]).toEqual([30, 29]);
+  expect(backend.runs.map(({ size }) => size)[0]).toBe(1);
+  expect(
+    await core.alone(
+      () => null,
+      async () => 5,
+    ),
+  ).toBe(5);
+  expect(held.sequence, "the cache was lost").toBeNull();
+  core.cancel(held);
+  expect(core.freeTokens).toBe(free);
+  await read(core, PROMPT, []);
+  const others = [0, 1, 2, 3].map((at) => PROMPT.slice(0, 16).map((token) => token + at * 20));
+  expect(await Promise.all(others.map((prompt) => answer(core, prompt)))).toEqual(
+    others.map((prompt) => expectedTokens(prompt, 6)),
+  );
+  expect((await statsOf(core, PROMPT)).cachedTokens).toBeLessThan(29);
+});
+
 test("logits that are not finite fail the reading alone", async () => {
   const backend = new FakeBackend();
   backend.notFinite = (seen) => seen.length === 30;
@@ -102,11 +151,19 @@ test("the page gives what the worker read, and the reason of a signal", async ()
   events.put({ event: "accepted" });
   const stats = { promptTokens: 5, cachedTokens: 0, completionTokens: 0, ttft: 1, decode: 0 };
   events.put({ event: "read", top: [-1], logprobs: [-2], promptLogprob: null, stats });
+  expect(aborted).toBe(0);
   expect(await reading).toMatchObject({ prompt_tokens: 5, top: [-1], logprobs: [-2], prompt_logprob: null });
   expect(requests).toMatchObject([{ reading: { tokens: [3], perplexity: false } }]);
+  const holding = new AbortController();
+  const held = readOnPage(parts, "x", { hold: true, signal: holding.signal });
+  events.put({ event: "read", top: [-1], logprobs: [], promptLogprob: null, stats });
+  await held;
+  expect(aborted).toBe(1);
+  holding.abort();
+  expect(aborted).toBe(2);
   const controller = new AbortController();
   const left = readOnPage(parts, "x", { signal: controller.signal });
   controller.abort(new Error("enough"));
   await expect(left).rejects.toThrow("enough");
-  expect(aborted).toBe(2);
+  expect(aborted).toBe(3);
 });

@@ -31,6 +31,7 @@ beforeEach(async () => {
 afterEach(async () => {
   vi.unstubAllGlobals();
   await cloud.stop();
+  expect(device.held, "each prompt that was read is released").toBe(0);
 });
 
 /** A router whose probabilities, before the first token and after three tokens, are near 0 or 1. */
@@ -162,6 +163,37 @@ describe("a fitted router", () => {
         outcome: { first_tokens: { length: 16 }, path: ["device"] },
       },
     ]);
+  });
+});
+
+describe("the prompt that was read for a decision", () => {
+  test("is held until the answer has begun", async () => {
+    const made = client({ router: routerOf(false, false) });
+    await ask(made, { max_tokens: 3 });
+    expect(device.heldAt).toEqual([1, 0, 0]);
+    for await (const _ of await made.chat.completions.create({ messages: MESSAGES, stream: true })) break;
+    expect(device.held).toBe(0);
+  });
+
+  test("is released where the answer fails, is aborted, or goes elsewhere", async () => {
+    const easy = client({ router: routerOf(false, false) });
+    device.failAfter = 0;
+    expect((await ask(easy)).x_nearfar.path).toEqual(["cloud"]);
+    expect(device.held).toBe(0);
+    device.failAfter = Number.POSITIVE_INFINITY;
+    device.stallAfter = 1;
+    device.delay = 30;
+    const controller = new AbortController();
+    const left = ask(easy, { signal: controller.signal });
+    setTimeout(() => controller.abort(new Error("enough")), 15);
+    await expect(left).rejects.toThrow("enough");
+    expect(device.held).toBe(0);
+    expect((await ask(client({ router: routerOf(true, false) }))).x_nearfar.route).toBe("cloud");
+    const nowhere = client({ router: routerOf(false, false) }, { cloud: null });
+    device.delay = 0;
+    const many = { messages: MESSAGES, max_tokens: 5000 };
+    await expect(ask(nowhere, many)).rejects.toMatchObject({ name: "RouteError" });
+    expect(device.read).toHaveLength(4);
   });
 });
 

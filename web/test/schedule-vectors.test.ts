@@ -7,6 +7,7 @@ import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Request, type RequestListener } from "../src/worker/engine/request.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
 import { type ScheduledStep, Scheduler } from "../src/worker/engine/scheduler.js";
+import { PromptScores } from "../src/worker/session/prompt-scores.js";
 
 interface Config {
   readonly pages: readonly number[];
@@ -61,7 +62,8 @@ class Replay {
         Array.from({ length: count }, (_, at) => first + at),
       );
       const params = parseSampling({ temperature: 0 }, null, 97);
-      const request = new Request(prompt, params, Number(entry.limit), SILENT);
+      const scored = entry.limit === 0 ? new PromptScores(prompt, { tokens: [], perplexity: false }) : null;
+      const request = new Request(prompt, params, Number(entry.limit), SILENT, null, scored);
       this.#requests.set(entry.add, request);
       scheduler.add(request);
       return entry;

@@ -128,21 +128,24 @@ async function score(
 export async function readPrompt(
   { source, model, promptOf }: Pick<DecisionParts, "source" | "model" | "promptOf">,
   prompt: DecisionPrompt,
-  { tokens = [], perplexity = false, chat_template_kwargs, signal }: ReadPromptOptions,
+  { tokens = [], perplexity = false, hold = false, chat_template_kwargs, signal }: ReadPromptOptions,
 ): Promise<ReadPrompt> {
   const reading = { tokens: [...tokens], perplexity };
   const read = promptOf(prompt, chat_template_kwargs, model);
   throwIfAborted(signal ?? undefined);
   const asked = source.generate({ prompt: read, reading, n: 1, logprobs: null, options: {} });
+  let held = false;
   try {
     for (;;) {
       const event = await nextOf(asked.events, signal ?? undefined);
       if (event.event !== "read") continue;
+      held = hold && signal?.aborted === false;
+      if (held) signal?.addEventListener("abort", asked.abort, { once: true });
       const { top, logprobs, promptLogprob, stats } = event;
       return { prompt_tokens: stats.promptTokens, top, logprobs, prompt_logprob: promptLogprob };
     }
   } finally {
-    asked.abort();
+    if (!held) asked.abort();
   }
 }
 

@@ -331,6 +331,11 @@ export interface ReadPromptOptions {
   readonly tokens?: readonly number[];
   /** Whether `prompt_logprob` is wanted, which costs time: up to 16 rows of logits are read. */
   readonly perplexity?: boolean;
+  /**
+   * Whether the prompt stays in the cache until `signal` aborts, so that an answer to it which starts before
+   * computes its last token alone. Another request that finds no room takes its pages.
+   */
+  readonly hold?: boolean;
   readonly chat_template_kwargs?: TemplateVariables | null;
   readonly signal?: AbortSignal | null;
 }

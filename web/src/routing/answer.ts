@@ -290,6 +290,7 @@ export class HybridAnswer {
         const tokens = this.#measure(attempt, piece);
         const [choice] = piece.choices;
         if (!choice || !isUseful(choice)) continue;
+        this.plan.told?.release();
         const low = attempt.watch && !this.#state.escalated ? attempt.watch.push(piece) : null;
         const plain = !choice.delta.tool_calls && !choice.delta.reasoning_content;
         return {
@@ -365,6 +366,7 @@ export class HybridAnswer {
   #end(failure: unknown, left?: unknown): void {
     if (this.#ended) return;
     this.#ended = true;
+    this.plan.told?.release();
     for (const attempt of [...this.#attempts.values()]) this.#settle(attempt, "left");
     this.router.leave(this.plan.ticket, this.plan, "left", null);
     this.router.leave(this.#ticket, this.plan, "left", null);

@@ -36,8 +36,14 @@ export interface Wanted {
   readonly tokens: readonly number[];
 }
 
+/** What a model shows about a prompt, which stays in its cache until `release`. */
+export interface HeldPrompt {
+  readonly knowledge: Knowledge;
+  readonly release: () => void;
+}
+
 /**
- * Reads a prompt, whose pages stay in the cache for the answer. Null for prompts with tools, for engines without
+ * Reads a prompt, which stays in the cache for the answer until it is released. Null for prompts with tools, for engines without
  * `readPrompt`, and where the engine fails or takes more than `seconds`: its own answer will show why.
  */
 export async function knowledgeOf(
@@ -45,20 +51,22 @@ export async function knowledgeOf(
   request: HybridRequest,
   wanted: Wanted,
   seconds: number,
-): Promise<Knowledge | null> {
+): Promise<HeldPrompt | null> {
   if (request.tools?.length) return null;
   const signal = request.signal ?? undefined;
   throwIfAborted(signal);
   const reading = childController(signal ?? new AbortController().signal);
+  const release = (): void => reading.abort();
   try {
     const shown = read(engine, request, wanted, reading.signal);
-    return await within(shown, seconds, () => new DeviceError("The device is silent."), signal);
+    const late = (): Error => new DeviceError("The device is silent.");
+    const knowledge = await within(shown, seconds, late, signal);
+    if (knowledge) return { knowledge, release };
   } catch {
     throwIfAborted(signal);
-    return null;
-  } finally {
-    reading.abort();
   }
+  release();
+  return null;
 }
 
 async function read(
@@ -70,7 +78,7 @@ async function read(
   const { chat_template_kwargs } = request;
   const more = { signal, ...(chat_template_kwargs && { chat_template_kwargs }) };
   const messages = messagesOf(request);
-  const read = await engine.readPrompt?.(messages, { ...more, tokens, perplexity });
+  const read = await engine.readPrompt?.(messages, { ...more, tokens, perplexity, hold: true });
   if (!read) return null;
   const { prompt_tokens, top, prompt_logprob, logprobs } = read;
   const row = tokens.map((token, at) => [token, Math.round((logprobs[at] ?? 0) * 1e4) / 1e4] as const);

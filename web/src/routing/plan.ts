@@ -1,7 +1,7 @@
 /** A request's decision, and its reservations until it ends. */
 
 import type { Breaker, Pass } from "./breaker.js";
-import type { Knowledge } from "./knowledge.js";
+import type { HeldPrompt } from "./knowledge.js";
 import type { Doubt } from "./monitor.js";
 import type { Message } from "./openai.js";
 import type { Policy } from "./policy.js";
@@ -28,9 +28,8 @@ export interface RoutePlan {
   readonly told: Told | null;
 }
 
-/** What the device's model showed about a prompt. */
-export interface Told {
-  readonly knowledge: Knowledge;
+/** What the device's model showed about a prompt, which stays in its cache until `release`. */
+export interface Told extends HeldPrompt {
   readonly model: string;
   /** What a fitted router is tied to: the checkpoint's SHA-256 and the quantization scheme. */
   readonly artifact: string;

@@ -45,6 +45,12 @@ interface Memory {
   readonly cloudTime: number;
 }
 
+/** What is known of a request before its decision. */
+interface Seen extends Pick<RoutePlan, "marks" | "private_by" | "told"> {
+  readonly difficulty: number | null;
+  readonly prompt_tokens: number;
+}
+
 export class Router {
   readonly records: Records;
   readonly speeds: Record<Side, Speeds>;
@@ -130,9 +136,8 @@ export class Router {
   /**
    * Decides for a request and admits it. Queries only the device. Throws RouteError where no side may answer.
    */
-  async plan({ request, hints }: Asked): Promise<RoutePlan> {
-    const { mode, conversation, expected_tokens } = hints;
-    const { messages } = request;
+  async plan(asked: Asked): Promise<RoutePlan> {
+    const { request, hints } = asked;
     const { signal: _, ...said } = request;
     const marks = this.#private.marks(said);
     const before = this.#privateBy(marks, hints);
@@ -141,13 +146,25 @@ export class Router {
       ? await Promise.all([countTokens(engine, request), freeTokens(engine)])
       : [null, 0];
     this.#free = free;
-    const scored = (mode ?? this.#policy.mode) === "auto" && before === null;
+    const scored = (hints.mode ?? this.#policy.mode) === "auto" && before === null;
     const told = scored && engine ? await this.#told(engine, request) : null;
-    const difficulty = scored ? this.#difficulty(request.messages, told) : null;
-    const prompt_tokens = tokens ?? estimateTokens(request.messages);
-    // From here to the ticket there is no await, so that the decision still holds. While the device was
-    // queried, another request may have made this one private.
-    const private_by = before ?? this.#privateBy(marks, hints);
+    try {
+      const difficulty = scored ? this.#difficulty(request.messages, told) : null;
+      const prompt_tokens = tokens ?? estimateTokens(request.messages);
+      // While the device was queried, another request may have made this one private.
+      const private_by = before ?? this.#privateBy(marks, hints);
+      return this.#decided(asked, { difficulty, prompt_tokens, marks, private_by, told });
+    } catch (error) {
+      told?.release();
+      throw error;
+    }
+  }
+
+  /** Decides without an await up to the ticket, so that the decision still holds then. */
+  #decided({ request, hints }: Asked, seen: Seen): RoutePlan {
+    const { difficulty, prompt_tokens, marks, private_by, told } = seen;
+    const { mode, conversation, expected_tokens } = hints;
+    const { messages } = request;
     const routed: RouteRequest = {
       prompt_tokens,
       max_tokens: limitOf(request) ?? this.#policy.default_max_tokens,
@@ -332,12 +349,13 @@ export class Router {
     fitted?.check(artifact, name);
     const limit = this.#policy.timeouts.device_first_token;
     const wanted = fitted?.wanted ?? wantedForRecords(vocabSize ?? 0);
-    const knowledge = await knowledgeOf(engine, request, wanted, limit);
-    if (knowledge === null) return null;
+    const held = await knowledgeOf(engine, request, wanted, limit);
+    if (held === null) return null;
+    const { knowledge } = held;
     const doubts = fitted !== null && fitted.model.limit !== null;
     const doubt: Doubt = (first, ended) => fitted?.doubt(knowledge, first, ended) ?? null;
     const judge = doubts ? { tokens: fitted.model.tokens, doubt } : null;
-    return { knowledge, model: name, artifact, gain: fitted?.gain(knowledge) ?? null, judge };
+    return { ...held, model: name, artifact, gain: fitted?.gain(knowledge) ?? null, judge };
   }
 
   /** Decides by a router from now on, which brings its threshold. */

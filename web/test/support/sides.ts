@@ -74,6 +74,10 @@ export class FakeDevice implements DeviceEngine {
   readonly read: ReadPromptOptions[] = [];
   lostMessage = "The GPU device was lost.";
   ended = 0;
+  /** Prompts that were read and are still held. */
+  held = 0;
+  /** How many prompts were held at each piece of an answer. */
+  readonly heldAt: number[] = [];
 
   readonly chat = {
     completions: {
@@ -91,6 +95,12 @@ export class FakeDevice implements DeviceEngine {
     this.read.push(options);
     if (!this.hasLogprobs) return Promise.reject(new DeviceError("none"));
     if (this.stallAfter === 0) return new Promise(() => undefined);
+    if (options.hold) {
+      this.held += 1;
+      options.signal?.addEventListener("abort", () => {
+        this.held -= 1;
+      });
+    }
     const logprobs = (options.tokens ?? []).map((token) => -5 - token / 3);
     return Promise.resolve({ prompt_tokens: 10, top: [-0.1, -4], logprobs, prompt_logprob: null });
   }
@@ -110,6 +120,7 @@ export class FakeDevice implements DeviceEngine {
         if (at >= this.failAfter) throw new DeviceError(this.lostMessage);
         if (at >= this.stallAfter) await new Promise(() => undefined);
         if (request.signal?.aborted) throw new DOMException("aborted", "AbortError");
+        this.heldAt.push(this.held);
         const logprob = request.logprobs ? (at >= this.unsureFrom ? -9 : -0.1) : null;
         yield chunk("near", word(text, logprob, request.top_logprobs ?? 0));
       }

@@ -102,12 +102,23 @@ export class SequenceTable {
 
   /**
    * The number of positions, at most `context`, that a new sequence can have now if it advances by up to
-   * `rows` positions a step.
+   * `rows` positions a step, and if the sequences of `without` were closed.
    */
-  longest(rows: number, context: number): number {
+  longest(rows: number, context: number, without: readonly CachedSequence[] = []): number {
     return Math.min(
-      ...this.groups.map(({ window }, group) => window.longest(this.available(group), rows, context)),
+      ...this.groups.map(({ window }, group) =>
+        window.longest(this.available(group) + this.#heldAlone(group, without), rows, context),
+      ),
     );
+  }
+
+  /** The number of a group's pages that these sequences hold and no other does. */
+  #heldAlone(group: number, sequences: readonly CachedSequence[]): number {
+    const counts = new Map<number, number>();
+    for (const { held } of sequences)
+      for (const page of held[group]?.pages ?? []) counts.set(page, (counts.get(page) ?? 0) + 1);
+    const { allocator } = this.#group(group);
+    return [...counts].filter(([page, count]) => allocator.refs(page) === count).length;
   }
 
   /** The number of pages that `length` tokens fill; the last page may be filled in part. */
@@ -272,8 +283,20 @@ export class SequenceTable {
   }
 
   /**
-   * A second sequence with the first `length` tokens, sharing their pages. Null when no slot is free. With
-   * states it can be 0, all tokens, or a border.
+   * The greatest length, up to `most` and the tokens, at which a fork of the sequence can continue; 0 if there
+   * is none.
+   */
+  shareable(sequence: CachedSequence, most: number): number {
+    const entry = this.#entry(sequence);
+    const least = this.leastLength(entry);
+    let end = Math.min(most, entry.tokens.length);
+    while (end > 0 && this.#states.some((group) => this.#stateAt(entry, group, end) === null)) end -= 1;
+    return end < least ? 0 : end;
+  }
+
+  /**
+   * A second sequence with the first `length` tokens, sharing their pages. Null when no slot is free. `length`:
+   * 0, or a result of `shareable`.
    */
   fork(sequence: CachedSequence, length = sequence.tokens.length): CachedSequence | null {
     const entry = this.#entry(sequence);

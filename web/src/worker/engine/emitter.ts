@@ -51,8 +51,8 @@ export class Emitter {
         this.fail(request, notFinite(request));
     }
     this.engine.read(step);
-    for (const { request } of step.scored)
-      if (!request.done && request.read === request.tokens.length) {
+    for (const { request, position } of step.scored)
+      if (!request.done && position === request.tokens.length - 1) {
         request.tokenRead();
         this.#finish(request, "stop");
       }
@@ -131,8 +131,9 @@ export class Emitter {
     request.listener.fail(error instanceof Error ? error : new Error(String(error)));
   }
 
+  /** Ends a request. One whose prompt was read for what it shows keeps its pages. */
   #finish(request: Request, reason: "stop" | "length"): void {
-    this.engine.remove(request);
+    if (!request.idle) this.engine.remove(request);
     try {
       request.listener.finish(reason, request.stats());
     } catch (error) {

@@ -81,7 +81,7 @@ export class EngineCore {
       remove: (request) => this.#scheduler.remove(request),
       read: (step) => {
         this.#scheduler.read(step);
-        this.#reading.after(step, this.#scheduler.requests());
+        this.#reading.after(this.#scheduler.requests());
       },
       goOn: () => void this.#run(),
     });
@@ -94,11 +94,11 @@ export class EngineCore {
 
   /**
    * The number of tokens that new requests could put into the cache now, as one context or as one in each
-   * slot.
+   * slot. Requests that only hold their pages make room for others.
    */
   get freeTokens(): number {
     const { contextLength, slots } = this.#backend.shape;
-    return this.#table.longest(MAX_STEP, contextLength * slots);
+    return this.#table.longest(MAX_STEP, contextLength * slots, this.#scheduler.idle);
   }
 
   /**
@@ -144,7 +144,7 @@ export class EngineCore {
    */
   async alone<P, T>(check: () => P, use: (checked: P) => Promise<T>): Promise<T> {
     if (this.#failure) throw this.#failure;
-    if (this.#running || this.#scheduler.requests().length > 0)
+    if (this.#running || this.#scheduler.requests().some(({ idle }) => !idle))
       throw new RequestError("The engine is answering. Ask for its profile when it is idle.");
     this.#running = true;
     try {
@@ -273,7 +273,7 @@ export class EngineCore {
     this.#begin(backend);
   }
 
-  /** Starts afresh on a backend: requests are computed again from their tokens. */
+  /** Starts afresh on a backend: requests are computed again from their tokens, but those that are idle. */
   #begin(backend: Backend): void {
     const before = this.#scheduler;
     const { contextLength } = this.#backend.shape;
@@ -284,7 +284,7 @@ export class EngineCore {
     this.#scheduler.shrink(before.largest + 1);
     for (const request of before.requests()) {
       request.restart();
-      this.#scheduler.add(request);
+      if (!request.idle) this.#scheduler.add(request);
     }
     if (backend.shape.contextLength < contextLength) this.#shorten(contextLength);
   }

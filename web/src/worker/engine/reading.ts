@@ -1,5 +1,4 @@
 import type { Request } from "./request.js";
-import type { ScheduledStep } from "./scheduler.js";
 
 /**
  * Reports how much has been read of the prompts that take more than a step, summed over all such prompts in
@@ -12,8 +11,7 @@ export class Reading {
   constructor(private readonly tell: ((read: number, total: number) => void) | undefined) {}
 
   /** Reports progress after a step has been read, before its tokens are told. */
-  after(step: ScheduledStep, requests: readonly Request[]): void {
-    for (const chunk of step.chunks) if (chunk) chunk.request.read = chunk.start + chunk.count;
+  after(requests: readonly Request[]): void {
     let [read, total] = [0, 0];
     for (const request of requests) {
       const { length } = request.prompt;

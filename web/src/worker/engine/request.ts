@@ -86,7 +86,10 @@ export class Request {
     public limit: number,
     readonly listener: RequestListener,
     readonly constraint: Constraint | null = null,
-    /** If present, the request ends when its prompt has been read. */
+    /**
+     * If present, the request samples nothing, and keeps its pages when its prompt has been read: until it is
+     * cancelled, or others need them.
+     */
     readonly scored: Scored | null = null,
   ) {
     this.tokens = [...prompt];
@@ -116,6 +119,11 @@ export class Request {
   /** Whether a token of the answer has been read. */
   get hasToken(): boolean {
     return this.#first > 0;
+  }
+
+  /** Whether the prompt was read for what it shows, so that the request only holds its pages for others. */
+  get idle(): boolean {
+    return this.scored !== null && this.read === this.tokens.length;
   }
 
   /** Whether the request waits for the tokens that its constraint allows. */

@@ -1,6 +1,6 @@
 import { MAX_ROWS } from "../../format/constants.js";
 import { RequestError } from "../../protocol/errors.js";
-import type { PageCopy, SequenceTable } from "../cache/sequence-table.js";
+import type { CachedSequence, PageCopy, SequenceTable } from "../cache/sequence-table.js";
 import { isShort, keptRows, OVERTAKEN, shareRows } from "./prefill.js";
 import type { Request } from "./request.js";
 
@@ -75,7 +75,7 @@ export class Scheduler {
     const smaller = this.buckets.filter((bucket) => bucket.size < size);
     if (smaller.length === 0) return false;
     this.buckets = smaller;
-    for (const last of this.#running.slice(this.#mostRunning).reverse()) this.#preempt(last);
+    while (this.#running.length > this.#mostRunning) this.#preempt();
     return true;
   }
 
@@ -107,6 +107,11 @@ export class Scheduler {
 
   add(request: Request): void {
     this.#waiting.push(request);
+  }
+
+  /** The sequences of requests that only hold their pages. */
+  get idle(): CachedSequence[] {
+    return this.#running.flatMap(({ idle, sequence }) => (idle && sequence) || []);
   }
 
   /** All requests that are not done. */
@@ -152,10 +157,8 @@ export class Scheduler {
     });
     const step = plan.finish(fed, this.#copies);
     if (step) this.#copies = [];
-    const last = this.#running.at(-1);
-    if (step || before || !last || ready.length === 0) return step;
     // Prompts that wait for each other's pages would wait for ever, so the last one gives its pages up.
-    this.#preempt(last);
+    if (step || before || ready.length === 0 || !this.#preempt()) return step;
     return this.schedule(null);
   }
 
@@ -178,7 +181,8 @@ export class Scheduler {
     for (const chunk of step.chunks) {
       if (!chunk?.request.sequence) continue;
       const { sequence, tokens } = chunk.request;
-      this.table.append(sequence, tokens.slice(sequence.tokens.length, chunk.start + chunk.count));
+      chunk.request.read = chunk.start + chunk.count;
+      this.table.append(sequence, tokens.slice(sequence.tokens.length, chunk.request.read));
     }
   }
 
@@ -213,12 +217,14 @@ export class Scheduler {
     let kept = keptRows(plan.maxRows);
     const withoutRoom: Request[] = [];
     for (const next of this.#waiting.filter(({ held }) => !held)) {
-      if (this.#running.length >= this.#mostRunning) break;
+      if (this.#running.length >= this.#mostRunning && !this.#dropIdle()) break;
       const full = wanted >= plan.maxRows;
       const oldest = ready.find((request) => !request.decodes)?.remaining ?? 0;
       if (full && !(isShort(next.remaining, oldest) && next.remaining <= kept)) continue;
       if (this.#soonCached(next)) continue;
-      if (!this.#admit(next, plan.maxRows)) {
+      let admitted = this.#admit(next, plan.maxRows);
+      while (!admitted && this.#dropIdle()) admitted = this.#admit(next, plan.maxRows);
+      if (!admitted) {
         withoutRoom.push(next);
         if (next.overtaken >= OVERTAKEN) break;
         continue;
@@ -268,18 +274,30 @@ export class Scheduler {
         this.#copies.push(...copies);
         return true;
       }
-      const last = this.#running.at(-1);
-      if (inFlight || !last) return false;
-      this.#preempt(last);
+      if (inFlight || !this.#preempt()) return false;
     }
     return true;
   }
 
-  #preempt(request: Request): void {
-    removeFrom(this.#running, request);
-    this.#release(request);
-    request.queued = 0;
-    this.#waiting.unshift(request);
+  /**
+   * Releases the pages of a request that only holds them, else those of the one admitted last, which waits
+   * again. Returns false if none runs.
+   */
+  #preempt(): boolean {
+    if (this.#dropIdle()) return true;
+    const last = this.#running.pop();
+    if (!last) return false;
+    this.#release(last);
+    last.queued = 0;
+    this.#waiting.unshift(last);
+    return true;
+  }
+
+  /** Releases the pages of a request that only holds them; false if there is none. */
+  #dropIdle(): boolean {
+    const idle = this.#running.find((request) => request.idle);
+    if (idle) this.remove(idle);
+    return !!idle;
   }
 
   /**
@@ -287,8 +305,9 @@ export class Scheduler {
    * they never need the pages of all of a long prompt.
    */
   #admit(request: Request, rows: number): boolean {
-    const sequence = this.table.open(request.tokens);
-    if (!sequence) return false;
+    const found = this.table.open(request.tokens);
+    if (!found) return false;
+    const sequence = this.#borrow(request.tokens, found);
     const copies = this.table.reserve(sequence, request.tokens.length, sequence.tokens.length + rows);
     // One page stays free for each running request, which would otherwise soon preempt this one for it.
     if (!copies || this.table.groups.some((_, group) => this.table.available(group) < this.#running.length)) {
@@ -300,6 +319,21 @@ export class Scheduler {
     request.queued = sequence.tokens.length;
     if (request.generated === 0) request.cachedTokens = request.queued;
     return true;
+  }
+
+  /** A sequence of the tokens' beginning from a running request, if it has more of them than `found`. */
+  #borrow(tokens: readonly number[], found: CachedSequence): CachedSequence {
+    let best: CachedSequence | null = null;
+    let shared = found.tokens.length;
+    for (const { sequence } of this.#running) {
+      if (!sequence) continue;
+      const common = Math.min(commonPrefix(sequence.tokens, tokens), tokens.length - 1);
+      const most = this.table.shareable(sequence, common);
+      if (most > shared) [best, shared] = [sequence, most];
+    }
+    if (!best) return found;
+    this.table.release(found);
+    return this.table.fork(best, shared) ?? found; // the slot of `found` is free
   }
 
   /**

@@ -76,7 +76,7 @@ function likeliest(logits: HostArray): number[] {
   return top;
 }
 
-/** Starts to read a prompt; tells what it shows, and then the end. `onEnd` has null for an error. */
+/** Starts to read a prompt, and tells what it shows. The prompt stays in the cache until it is cancelled. */
 export function readPrompt(
   core: EngineCore,
   prompt: readonly number[],
@@ -84,7 +84,7 @@ export function readPrompt(
   params: SamplingParams,
   vocabSize: number,
   tell: (event: AnswerEvent) => void,
-  onEnd: (stats: RequestStats | null) => void,
+  onFail: () => void,
 ): Request {
   const alien = asked.tokens.find((token) => !Number.isInteger(token) || token < 0 || token >= vocabSize);
   if (alien !== undefined)
@@ -95,11 +95,9 @@ export function readPrompt(
     finish: (_reason: unknown, stats: RequestStats) => {
       const { top, logprobs, promptLogprob } = scores;
       tell({ event: "read", top, logprobs, promptLogprob, stats });
-      onEnd(stats);
-      tell({ event: "end", stats });
     },
     fail: (error: Error) => {
-      onEnd(null);
+      onFail();
       tell({ event: "error", error: toErrorRecord(error) });
     },
   };

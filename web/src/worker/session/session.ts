@@ -141,7 +141,7 @@ export class Session {
     };
   }
 
-  /** Starts a request; its events go to `tell`, the last one being "end" or "error". */
+  /** Starts a request; its events go to `tell`, the last one being "end", "read" or "error". */
   async generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): Promise<void> {
     try {
       const { logprobs, options, grammar, labels, reading } = request;
@@ -168,8 +168,8 @@ export class Session {
         : [];
       if (left.signal.aborted) return;
       if (reading && extras) {
-        const onEnd = (stats: RequestStats | null): void => this.#ended(id, stats);
-        requests.push(extras.readPrompt(this.#core, prompt, reading, params, model.vocabSize, tell, onEnd));
+        const onFail = (): void => this.abort(id);
+        requests.push(extras.readPrompt(this.#core, prompt, reading, params, model.vocabSize, tell, onFail));
         return tell({ event: "accepted" });
       }
       if (forced && extras) {
