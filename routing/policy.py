@@ -35,7 +35,13 @@ class _Options:
 def _check(options: object) -> None:
     for each in fields(options):  # type: ignore[arg-type]
         value = getattr(options, each.name)
-        if is_dataclass(value):
+        if is_dataclass(each.default):
+            group = type(each.default)
+            if not isinstance(value, group):
+                raise RequestError(
+                    f"{each.name} must be {group.__name__}(…), not {value!r:.80}; Policy.parse takes JSON",
+                    each.name,
+                )
             _check(value)
         elif wrong := _wrong(each.name, str(each.type), value):
             raise RequestError(f"{each.name} must be {wrong}, not {value!r}", each.name)
@@ -181,6 +187,15 @@ class Policy(_Options):
     retry: RetryOptions = RetryOptions()
     calibration: CalibrationOptions = CalibrationOptions()
     timeouts: Timeouts = Timeouts()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_share is not None and self.router not in (None, RECORD):
+            raise RequestError(
+                f"target_share is {self.target_share}, but a fitted router brings its own threshold: leave "
+                "target_share out, or choose the share with nearfar route fit --target share=…",
+                "target_share",
+            )
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Policy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from nearfar.edge_runtime.openai.knowledge import ANSWERS, SURE
 from nearfar.errors import RequestError
 from nearfar.routing.fitted import FittedRouter, row_tokens
-from nearfar.routing.policy import Policy
+from nearfar.routing.policy import MonitorOptions, Policy, RetryOptions
 from tests.support.routing_vectors import MACHINES, VECTORS, decision, same
 
 
@@ -73,3 +73,26 @@ def test_a_policy_that_makes_no_sense_is_refused_by_name(case: dict[str, Any]) -
     with pytest.raises(RequestError) as raised:
         Policy.parse(case["policy"])
     assert raised.value.param == case["param"]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"monitor": {"repeats": 3}}, "monitor"),
+        ({"monitor": {"zz": 0}}, "monitor"),
+        ({"monitor": 5}, "monitor"),
+        ({"retry": {"attempts": -1}}, "retry"),
+        ({"timeouts": None}, "timeouts"),
+        ({"breaker": RetryOptions()}, "breaker"),
+        ({"router": "router.json", "target_share": 0.3}, "target_share"),
+    ],
+)
+def test_a_policy_that_is_made_in_python_refuses_what_its_json_refuses(
+    given: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        Policy(**given)
+    assert raised.value.param == param
+    with pytest.raises(RequestError):
+        replace(Policy(), **given)
+    assert Policy(router="record", target_share=0.3, monitor=MonitorOptions(repeats=3)).router == "record"

@@ -401,3 +401,15 @@ def test_synchronous_beside_an_engine(server: RunningServer) -> None:
         )
         with client.chat.completions.create(HELLO, stream=True, **ASK) as stream:
             next(iter(stream))
+
+
+async def test_a_private_request_in_cloud_only_says_why_no_side_answers(rig: Rig) -> None:
+    said = r"device: the mode is cloud_only.*cloud: the request is private.*a mode other than cloud_only"
+    for client, hints in (
+        (rig.client(), {"private": True, "mode": "cloud_only"}),
+        (rig.client(replace(QUICK, mode="cloud_only")), {"private": True}),
+    ):
+        with pytest.raises(RequestError, match=said) as raised:
+            await client.chat.completions.create(HELLO, x_nearfar=hints, **ASK)
+        assert raised.value.param == "x_nearfar"
+    assert rig.proxy.connections == 0
