@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
+
+CLOSING_SECONDS = 1.0
+"""The longest wait for the close of connections that were dropped."""
 
 
 def fast_transport(verify: bool = True) -> httpx.AsyncBaseTransport | None:
@@ -60,8 +65,28 @@ def fast_transport(verify: bool = True) -> httpx.AsyncBaseTransport | None:
             return response
 
     def session() -> Any:
-        connector = aiohttp.TCPConnector(limit=0, ssl=transport.ssl_context)
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        made = kept()
+        assert made is not None
+        connector = aiohttp.TCPConnector(limit=0, ssl=made.ssl_context)
+        opened = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        weakref.finalize(made, _abandoned, opened, asyncio.get_running_loop())
+        return opened
 
     transport = Transport(verify=verify, client=session)
+    kept = weakref.ref(transport)
     return transport
+
+
+def _abandoned(session: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Close the session of a client that was dropped without close(), if its loop still runs: aiohttp would
+    write "Unclosed client session" about it. The garbage collector, or the end of the program, calls this
+    function in any thread.
+    """
+    if session.closed or not loop.is_running():
+        return
+    closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # in a thread without a loop: wait, because the program may end now
+        with suppress(TimeoutError):
+            closing.result(CLOSING_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -413,3 +414,27 @@ async def test_a_private_request_in_cloud_only_says_why_no_side_answers(rig: Rig
             await client.chat.completions.create(HELLO, x_nearfar=hints, **ASK)
         assert raised.value.param == "x_nearfar"
     assert rig.proxy.connections == 0
+
+
+def test_a_client_that_is_dropped_closes_its_connections(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = HybridClient(cloud=server.address)
+    thread, completions = client._own, client.chat.completions
+    assert thread is not None
+    side: Any = client.asynchronous.router.cloud
+    session = side._http._transport.client
+    assert callable(session), "there is no session before the first request"
+    del client
+    gc.collect()
+    completions.create(HELLO, **ASK)
+    session = side._http._transport.client
+    gc.collect()
+    assert not session.closed, "its completions still use it"
+    del side, completions
+    gc.collect()
+    assert session.closed
+    del session
+    gc.collect()
+    assert "Unclosed" not in caplog.text
+    thread.stop()
