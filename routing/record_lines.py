@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class RecordLine:
 
     def _number(self, name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not least <= value <= most:
+        if not number or not abs(value) <= sys.float_info.max or not least <= value <= most:
             limits = f" from {least:g} to {most:g}" if math.isfinite(most) else ""
             limits = limits or (f" of at least {least:g}" if math.isfinite(least) else "")
             self.must(name, f"a number{limits}", value)
@@ -83,7 +84,13 @@ class RecordLine:
 
     def must(self, name: str, be: str, value: Any) -> Never:
         """Raise RequestError: the field must be something else."""
-        self.wrong(f"{name} must be {be}, not {json.dumps(value, ensure_ascii=False):.80}")
+        self.wrong(f"{name} must be {be}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message; half of a surrogate pair is written as its escape."""
+    text = json.dumps(value, ensure_ascii=False)[:80]
+    return text.encode(errors="backslashreplace").decode()
 
 
 def read_lines(path: Path, needed: Seq[str], of: str) -> Iterator[RecordLine]:
@@ -110,7 +117,7 @@ def _line(path: Path, number: int, raw: bytes, needed: Seq[str], of: str) -> Rec
     except (ValueError, RecursionError) as error:
         where.wrong(f"this is not JSON ({error or 'nested too deeply'}); {of} is one JSON object a line")
     if not isinstance(data, dict):
-        where.wrong(f"{of} must be an object, not {json.dumps(data, ensure_ascii=False):.80}")
+        where.wrong(f"{of} must be an object, not {_shown(data)}")
     if missing := [name for name in needed if data.get(name) is None]:
         where.wrong(f"the field {missing[0]} is missing: {of} has {', '.join(needed)}")
     return RecordLine(path, number, data)

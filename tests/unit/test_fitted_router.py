@@ -215,6 +215,8 @@ def changed(row: dict[str, Any], field: str, value: Any) -> str:
         ("outcome.first_tokens", [[-1, "2"]], 'outcome.first_tokens.0.1 must be a number, not "2"'),
         ("outcome.prompt_tokens", -1, "outcome.prompt_tokens must be a number of at least 0, not -1"),
         ("cloud.price_in", "2", 'cloud.price_in must be a number of at least 0, not "2"'),
+        ("outcome.completion_tokens", 10**400, "outcome.completion_tokens must be a number of at least 0"),
+        ("model", ["\ud800"], r'model must be a string, not \["\\ud800"\]'),
         ("id", 5, "id must be a string, not 5"),
         ("id", "d-0", "the id 'd-0' is also in line 1"),
     ],
