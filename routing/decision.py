@@ -26,7 +26,7 @@ def decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy
     """Decide where a request goes, and why. Equal arguments give an equal decision: there is no clock and no
     randomness.
     """
-    mode = mode_of(request, policy)
+    mode: Mode = "device_only" if request.private else request.mode or policy.mode
     predicted = Predictions(predict_device(request, device), predict_cloud(request, cloud))
     cost = cost_of(request.prompt_tokens, request.max_tokens, cloud, policy)
     no_device = _device_blocks(request, device, mode)
@@ -43,14 +43,6 @@ def decide(request: RouteRequest, device: DeviceState, cloud: CloudState, policy
         predicted=predicted,
         cost=cost,
     )
-
-
-def mode_of(request: RouteRequest, policy: Policy) -> Mode:
-    """Return the mode of a request. A private request may only use the device, and cloud_only forbids the
-    device: then no side may answer.
-    """
-    mode = request.mode or policy.mode
-    return "device_only" if request.private and mode != "cloud_only" else mode
 
 
 def cost_of(prompt_tokens: int, answer_tokens: int, cloud: CloudState, policy: Policy) -> float:

@@ -188,15 +188,6 @@ class Policy(_Options):
     calibration: CalibrationOptions = CalibrationOptions()
     timeouts: Timeouts = Timeouts()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.target_share is not None and self.router not in (None, RECORD):
-            raise RequestError(
-                f"target_share is {self.target_share}, but a fitted router brings its own threshold: leave "
-                "target_share out, or choose the share with nearfar route fit --target share=…",
-                "target_share",
-            )
-
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Policy:
         """Parse the JSON form. Raises RequestError for unknown names."""

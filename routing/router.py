@@ -20,7 +20,7 @@ from nearfar.edge_runtime.openai.records import Usage
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.remote.breaker import Breaker, Pass
 from nearfar.routing.calibration import Threshold
-from nearfar.routing.decision import cost_of, decide, mode_of
+from nearfar.routing.decision import cost_of, decide
 from nearfar.routing.device import EngineDevice, Told
 from nearfar.routing.difficulty import messages_to_prompt
 from nearfar.routing.endpoint import EndpointSide
@@ -342,7 +342,7 @@ class Router:
         device = self.device
         if device is None:
             return DeviceState(available=False, why="none was given")
-        mode = mode_of(request, self.policy)
+        mode = "device_only" if request.private else request.mode or self.policy.mode
         if isinstance(device, EngineDevice):
             if mode == "cloud_only" and not device.opened:
                 return DeviceState(available=False, why="not loaded")
@@ -482,11 +482,6 @@ def _refusal(decision: RouteDecision) -> NearfarError:
             "or a nearfar serve ARTIFACT of this version that this user runs on this machine with the same "
             "NEARFAR_HOME, at this very port: not over ssh, in a container or behind a proxy"
         )
-    if {("mode", "device"), ("private", "cloud")} <= {
-        ("private" if reason.code == "private_quote" else reason.code, reason.side)
-        for reason in decision.reasons
-    }:
-        return RequestError(f"{message}. A private request needs a mode other than cloud_only", "x_nearfar")
     waits = [reason.value for reason in decision.reasons if reason.code in ("breaker_open", "retry_after")]
     if waits:
         return OverloadError(message, float(waits[0] or 0.0))

@@ -96,11 +96,11 @@ policies = st.builds(
 def test_hard_rules(request: RouteRequest, device: DeviceState, cloud: CloudState, policy: Policy) -> None:
     made = decide(request, device, cloud, policy)
     assert made == decide(request, device, cloud, policy)
-    mode = request.mode or policy.mode
+    mode = "device_only" if request.private else request.mode or policy.mode
     sides = {made.route, made.fallback} - {None}
     needed = request.prompt_tokens + request.max_tokens
     wanted = set(request.features)
-    if mode == "device_only" or request.private:
+    if mode == "device_only":
         assert "cloud" not in sides
     if mode == "cloud_only":
         assert "device" not in sides

@@ -404,18 +404,6 @@ def test_synchronous_beside_an_engine(server: RunningServer) -> None:
             next(iter(stream))
 
 
-async def test_a_private_request_in_cloud_only_says_why_no_side_answers(rig: Rig) -> None:
-    said = r"device: the mode is cloud_only.*cloud: the request is private.*a mode other than cloud_only"
-    for client, hints in (
-        (rig.client(), {"private": True, "mode": "cloud_only"}),
-        (rig.client(replace(QUICK, mode="cloud_only")), {"private": True}),
-    ):
-        with pytest.raises(RequestError, match=said) as raised:
-            await client.chat.completions.create(HELLO, x_nearfar=hints, **ASK)
-        assert raised.value.param == "x_nearfar"
-    assert rig.proxy.connections == 0
-
-
 def test_a_client_that_is_dropped_closes_its_connections(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:

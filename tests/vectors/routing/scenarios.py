@@ -146,16 +146,7 @@ DECISIONS = [
     _case("private, hard", {"private": True, "difficulty": 0.9}),
     _case("private by a quotation", {"private": True, "quotes_private": True}),
     _case("private, too long", {"private": True, "prompt_tokens": 4000}),
-    _case("private and cloud_only: no side", {"private": True, "mode": "cloud_only"}),
-    _case(
-        "a quotation and cloud_only: no side", {"private": True, "quotes_private": True, "mode": "cloud_only"}
-    ),
-    _case("private under a policy of cloud_only: no side", {"private": True}, policy={"mode": "cloud_only"}),
-    _case(
-        "private, prefer_cloud of the request over cloud_only",
-        {"private": True, "mode": "prefer_cloud"},
-        policy={"mode": "cloud_only"},
-    ),
+    _case("private beats cloud_only", {"private": True, "mode": "cloud_only"}),
     _case("private, and the device is a relay", {"private": True}, {"here": False}),
     _case("a relay takes what is not private", device={"here": False}),
     _case("private, device lost", {"private": True}, {"available": False, "why": "device lost"}),

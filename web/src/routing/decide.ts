@@ -62,13 +62,8 @@ export function blocksOf(
   };
 }
 
-/**
- * The mode of a request. A private request may only use the device, and cloud_only forbids the device: then
- * no side may answer.
- */
-export function modeOf(request: RouteRequest, policy: Policy): Mode {
-  const mode = request.mode ?? policy.mode;
-  return request.private && mode !== "cloud_only" ? "device_only" : mode;
+function modeOf(request: RouteRequest, policy: Policy): Mode {
+  return request.private ? "device_only" : (request.mode ?? policy.mode);
 }
 
 /** The cloud's price of a prompt and its answer, in the policy's unit. */

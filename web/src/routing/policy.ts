@@ -4,7 +4,7 @@
  */
 
 import { meant, RequestError } from "../protocol/errors.js";
-import { RECORD, type RouterModel } from "./router-model.js";
+import type { RouterModel } from "./router-model.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /**
@@ -168,14 +168,7 @@ const LEAST: Readonly<Record<string, number>> = {
 
 /** Fills in the defaults. Throws RequestError for unknown names and senseless values. */
 export function parsePolicy(options: PolicyOptions = {}): Policy {
-  const made = merged(DEFAULT_POLICY, options, "the policy");
-  if (made.target_share !== null && made.router !== null && made.router !== RECORD)
-    throw new RequestError(
-      `target_share is ${made.target_share}, but a fitted router brings its own threshold: leave ` +
-        "target_share out, or choose the share with nearfar route fit --target share=…",
-      "target_share",
-    );
-  return made;
+  return merged(DEFAULT_POLICY, options, "the policy");
 }
 
 function merged<T extends object>(defaults: T, options: unknown, where: string): T {

@@ -7,7 +7,7 @@ import { CloudError, DeviceError, later, RequestError } from "../protocol/errors
 import { Breaker } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";
-import { blocksOf, costOf, decide, modeOf } from "./decide.js";
+import { blocksOf, costOf, decide } from "./decide.js";
 import { countTokens, type DeviceEngine, deviceStream, freeTokens } from "./device.js";
 import type { FittedRouter } from "./fitted.js";
 import { type Hints, PlatformHints } from "./hints.js";
@@ -400,7 +400,7 @@ export class Router {
 
   #deviceState(request: RouteRequest): DeviceState {
     const { battery, charging } = this.#hints.read();
-    const only = modeOf(request, this.#policy) === "device_only";
+    const only = request.private || (request.mode ?? this.#policy.mode) === "device_only";
     const rests = !only && !this.#breakers.device.allows(now());
     const { prefill_tps, decode_tps } = this.speeds.device;
     return {
