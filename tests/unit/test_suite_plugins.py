@@ -159,11 +159,12 @@ def test_a_parameter_that_a_test_lacks_is_named(
 def test_a_decrease_of_cpu_seconds_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds of a process whose parent does not wait for it vanish when it ends."""
     recorder = times.Recorder()
-    monkeypatch.setattr(times, "cpu_seconds", lambda: 0.0)
-    making = recorder.pytest_runtest_makereport()
-    next(making)
-    with pytest.raises(StopIteration) as end:
-        making.send(SimpleNamespace())
+    with monkeypatch.context() as patched:  # Not longer: the recorder of this run uses it, too.
+        patched.setattr(times, "cpu_seconds", lambda: 0.0)
+        making = recorder.pytest_runtest_makereport()
+        next(making)
+        with pytest.raises(StopIteration) as end:
+            making.send(SimpleNamespace())
     assert end.value.value.spent[0] == 0
 
 
