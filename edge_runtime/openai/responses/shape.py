@@ -45,15 +45,16 @@ class _Item:
     call: CallPart | None = None
     namespace: str | None = None
     name: str = ""
+    status: str = "in_progress"
 
-    def record(self, status: str) -> Record:
+    def record(self) -> Record:
         """The item as JSON."""
-        head: Record = {"id": self.id, "type": self.kind, "status": status}
+        head: Record = {"id": self.id, "type": self.kind, "status": self.status}
         if self.kind == "reasoning":
             content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
             return {**head, "summary": [], "content": content}
         if self.kind == "message":
-            parts = [self.part] if self.text or status != "in_progress" else []
+            parts = [self.part] if self.text or self.status != "in_progress" else []
             return {**head, "role": "assistant", "content": parts}
         assert self.call is not None
         named = {"namespace": self.namespace} if self.namespace else {}
@@ -174,7 +175,7 @@ class ResponseRecords:
             item.call, item.namespace, item.name = call, namespace, name
             self._calls[call.index] = item
             yield "response.output_item.added", {
-                "output_index": item.index, "item": item.record("in_progress")
+                "output_index": item.index, "item": item.record()
             }  # fmt: skip
         item = self._calls[call.index]
         item.text += call.arguments
@@ -185,7 +186,7 @@ class ResponseRecords:
     def _begun(self, kind: str) -> Iterator[tuple[str, Record]]:
         item = self._added(kind)
         at = {"output_index": item.index}
-        yield "response.output_item.added", {**at, "item": item.record("in_progress")}
+        yield "response.output_item.added", {**at, "item": item.record()}
         yield "response.content_part.added", {
             **at, "item_id": item.id, "content_index": 0, "part": item.part
         }  # fmt: skip
@@ -210,8 +211,8 @@ class ResponseRecords:
             kind = "output_text" if item.kind == "message" else "reasoning_text"
             yield f"response.{kind}.done", {**part, **texts}
             yield "response.content_part.done", {**part, "part": item.part}
-        status = "incomplete" if self._finish in _INCOMPLETE else "completed"
-        yield "response.output_item.done", {"output_index": item.index, "item": item.record(status)}
+        item.status = "incomplete" if self._finish in _INCOMPLETE else "completed"
+        yield "response.output_item.done", {"output_index": item.index, "item": item.record()}
 
     def _record(self, status: str, usage: TokenCounts | None) -> Record:
         ended = status in ("completed", "incomplete")
@@ -224,7 +225,7 @@ class ResponseRecords:
             "error": None,
             "incomplete_details": None,
             "model": self._model,
-            "output": [item.record("completed") for item in self._items] if ended else [],
+            "output": [item.record() for item in self._items] if ended else [],
             **self._request,
             "usage": None if usage is None else self._usage(usage),
         }

@@ -36,6 +36,7 @@ const INCOMPLETE: Readonly<Record<string, string>> = {
 class OpenItem {
   text = "";
   logprobs: unknown[] = [];
+  status = "in_progress";
 
   constructor(
     readonly kind: "reasoning" | "message" | "function_call",
@@ -44,8 +45,8 @@ class OpenItem {
     readonly call: Json = {},
   ) {}
 
-  record(status: string): Json {
-    const { kind, id, text, call } = this;
+  record(): Json {
+    const { kind, id, text, call, status } = this;
     const head = { id, type: kind, status };
     if (kind === "function_call") return { ...head, ...call, arguments: text };
     if (kind === "reasoning") return { ...head, summary: [], content: text ? [this.part] : [] };
@@ -121,7 +122,7 @@ export class ResponseRecords {
       yield* this.#close();
       item = this.#add(kind);
       const output_index = item.index;
-      yield this.#event("response.output_item.added", { output_index, item: item.record("in_progress") });
+      yield this.#event("response.output_item.added", { output_index, item: item.record() });
       const at = { output_index, item_id: item.id, content_index: 0 };
       yield this.#event("response.content_part.added", { ...at, part: item.part });
     }
@@ -140,7 +141,7 @@ export class ResponseRecords {
       const [namespace, name] = this.#functions.get(seen) ?? [undefined, seen];
       item = this.#add("function_call", { call_id: id ?? "", name, ...(namespace && { namespace }) });
       this.#calls.set(index, item);
-      const added = { output_index: item.index, item: item.record("in_progress") };
+      const added = { output_index: item.index, item: item.record() };
       yield this.#event("response.output_item.added", added);
     }
     const delta = called?.arguments ?? "";
@@ -176,8 +177,8 @@ export class ResponseRecords {
       });
       yield this.#event("response.content_part.done", { ...part, part: item.part });
     }
-    const status = INCOMPLETE[this.#finish] ? "incomplete" : "completed";
-    yield this.#event("response.output_item.done", { output_index, item: item.record(status) });
+    item.status = INCOMPLETE[this.#finish] ? "incomplete" : "completed";
+    yield this.#event("response.output_item.done", { output_index, item: item.record() });
   }
 
   #record(status: string, usage: TokenCounts | null): Json {
@@ -190,7 +191,7 @@ export class ResponseRecords {
       error: null,
       incomplete_details: null,
       model: this.model,
-      output: usage ? this.#items.map((item) => item.record("completed")) : [],
+      output: usage ? this.#items.map((item) => item.record()) : [],
       ...this.#request,
       usage: usage && {
         input_tokens: usage.prompt,
