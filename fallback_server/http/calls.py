@@ -192,10 +192,13 @@ class TrackedCall:
 
         return await self._run(lambda: self._at_once(scored()))
 
-    async def count(self, record: Callable[[Prepared], Awaitable[dict[str, object]]]) -> Response:
-        """Answer with the prompt's tokens; `record` makes the answer. Nothing is computed, so this costs no
-        tokens.
+    async def count(
+        self, record: Callable[[Prepared], Awaitable[dict[str, object]]], most: int = 0
+    ) -> Response:
+        """Answer with the prompt's tokens, at most `most`, or with their number alone; `record` makes the
+        answer. Nothing is computed, so this costs no tokens.
         """
+        self.wanted = replace(self.wanted, most_tokens=most)
 
         async def counted() -> Response:
             prepared = await self._tokens()

@@ -19,9 +19,10 @@ from nearfar.fallback_server.http.apis.ollama import (
     NamedBody,
     OllamaFields,
 )
-from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, now
+from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, never, now
 from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.embedding import EmbeddingShape
+from nearfar.fallback_server.http.ignoring import ignore
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
 from nearfar.version import __version__
 
@@ -49,7 +50,8 @@ def add(api: APIRouter, service: Service) -> None:
         if body.raw:
             fields = {name: value for name, value in body.fields().items() if value is not None}
             limit = fields.pop("max_completion_tokens", 2**31 - 1)
-            fields.pop("think", None)
+            if fields.pop("think", None) is not None:
+                ignore(["think"])  # no chat template is used
             given = {**fields, "prompt": body.prompt, "max_tokens": limit, "model": model}
             wanted = asked(service, request, CompletionRequest.model_validate(given))
         else:
@@ -82,7 +84,7 @@ def add(api: APIRouter, service: Service) -> None:
     async def running(request: Request) -> Record:
         """List the loaded models: all that the key may use."""
         listed = [_listed(info) for info in service.visible(tenant_of(request))]
-        return {"models": [{**each, "size_vram": 0, "expires_at": now()} for each in listed]}
+        return {"models": [{**each, "size_vram": 0, "expires_at": never()} for each in listed]}
 
     @api.post("/show", response_model=None)
     async def show(body: NamedBody, request: Request) -> Record:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
 from nearfar.edge_runtime.openai.records import FinishReason
@@ -108,4 +108,13 @@ def _nanoseconds(seconds: float) -> int:
 
 def now() -> str:
     """The time as Ollama writes it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return _written(datetime.now(UTC))
+
+
+def never() -> str:
+    """The time at which Ollama says that a model ends which stays loaded (`keep_alive` -1): in 292 years."""
+    return _written(datetime.now(UTC) + timedelta(microseconds=2**63 // 1000))
+
+
+def _written(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
