@@ -121,8 +121,8 @@ def _ticket_of(request: Request) -> AdmittedRequest:
 
 
 def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
-    """Return the requested model. Raises an error for a model that does not exist or is not for this key (which
-    looks the same), or for more urgency than the key may request.
+    """Return the requested model. Raises an error for a model that does not exist or is not for this key
+    (which looks the same), or for more urgency than the key may request.
     """
     tenant, model = wanted.tenant, wanted.model
     if not service.engine.models():
