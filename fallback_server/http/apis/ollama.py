@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from nearfar.edge_runtime.openai.responses.asking import with_one_system
-from nearfar.fallback_server.http.apis.asking import Record
+from nearfar.fallback_server.http.apis.asking import Record, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
     SILENT,
@@ -151,6 +151,8 @@ class GenerateBody(OllamaFields):
     def _raw_alone(self) -> GenerateBody:
         if self.raw and self.system:
             raise concerning("system", "raw: true sends the prompt as it is, without system: leave one out")
+        if self.raw and self.think is not None:
+            skip("think")  # a raw prompt has no chat template
         return self
 
     @property

@@ -22,7 +22,6 @@ from nearfar.fallback_server.http.apis.ollama import (
 from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, never, now
 from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.embedding import EmbeddingShape
-from nearfar.fallback_server.http.ignoring import ignore
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
 from nearfar.version import __version__
 
@@ -50,8 +49,7 @@ def add(api: APIRouter, service: Service) -> None:
         if body.raw:
             fields = {name: value for name, value in body.fields().items() if value is not None}
             limit = fields.pop("max_completion_tokens", 2**31 - 1)
-            if fields.pop("think", None) is not None:
-                ignore(["think"])  # no chat template is used
+            fields.pop("think", None)
             given = {**fields, "prompt": body.prompt, "max_tokens": limit, "model": model}
             wanted = asked(service, request, CompletionRequest.model_validate(given))
         else:
