@@ -420,6 +420,8 @@ class TrackedCall:
             elif self.wanted.choices == 1:
                 metrics.between.observe((now - times.last) / piece.tokens)
             times.last = now
+        elif piece.finish is not None and times.first:  # an upstream tells the end after the last token
+            times.last = now
         if piece.finish is not None:
             metrics.finished(piece.finish)
         if self.service.audit is not None and self.service.audit.text:

@@ -390,6 +390,8 @@ def test_ollamas_durations_are_those_of_prefill_and_decode(llama: Any) -> None:
     for told in (whole, streamed):
         assert told.eval_duration > 2_000_000, "40 steps of this model take far more than 2 ms"
         assert told.prompt_eval_duration + told.eval_duration <= told.total_duration
+    one = llama.generate(**{**asked, "options": {"num_predict": 1}})
+    assert one.eval_count / one.eval_duration > 0
 
 
 def test_ollamas_tools_and_formats(llama: Any) -> None:
