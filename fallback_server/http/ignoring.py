@@ -1,7 +1,7 @@
 """Records the fields that the server ignores, for the client (header `x-nearfar-ignored`) and the log.
 
-Unknown fields are ignored, unless the server is strict (`--strict-fields`). Where an upstream gets the request
-as received, unknown fields are passed on, and the upstream says which it ignored.
+Unknown fields are ignored, unless the server is strict (`--strict-fields`). Where an upstream gets the
+request as received, unknown fields are passed on, and the upstream says which it ignored.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Ignored:
 ignored: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
 """The ignored fields of the request that is being validated; None where unknown fields are rejected."""
 passes_on: ContextVar[bool] = ContextVar("passes_on", default=False)
-"""Whether an upstream gets the request that is being validated as it was received: unknown fields, unless they
-are rejected, and values that only the upstream can follow.
+"""Whether an upstream gets the request that is being validated as it was received: unknown fields, unless
+they are rejected, and values that only the upstream can follow.
 """
 
 

@@ -1,5 +1,5 @@
-"""A front names the fields that its upstream ignored, and those that it leaves out itself; a strict front rejects
-unknown fields before it passes a request on.
+"""A front names the fields that its upstream ignored, and those that it leaves out itself; a strict front
+rejects unknown fields before it passes a request on.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import httpx
 import pytest
 
 from nearfar.fallback_server.http.app import AppOptions
-from tests.support.clouds import DONE, Cloud, Json, described, listing, reply, said
+from tests.support.clouds import DONE, STREAM, Cloud, Json, described, listing, reply, said
 from tests.support.fronts import opened_fronts
 
 HEADER = "x-nearfar-ignored"
 THEIRS = "X-Nearfar-Ignored: repeat_penalty, messages.id, and 3 more"
-STREAM = (
-    f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n{THEIRS}\r\n\r\n".encode()
-)
+NAMING = STREAM.replace(b"\r\n\r\n", f"\r\n{THEIRS}\r\n\r\n".encode())
 HELLO = [{"role": "user", "content": "Hello"}]
 SEARCH = {"type": "web_search"}
 CHAT, COMPLETIONS, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
