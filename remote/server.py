@@ -205,9 +205,11 @@ class Server:
             log.info("upstream %s, after the end of an answer: %s", self.name, briefly(error))
 
     async def whole(
-        self, path: str, call: Mapping[str, Any], answers: int, clock: Clock
+        self, path: str, call: Mapping[str, Any], answers: int, clock: Clock, passing: Passing
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Yield the answers of a call that is not streamed, for requests that servers do not stream."""
+        """Yield the answers of a call that is not streamed, for requests that servers do not stream.
+        `passing`: how the answer is passed on.
+        """
         clock.wind(self.waits.whole)
         async with self._response("POST", path, {**call, "stream": False}, clock) as response:
             record = read_object(await clock.wait(body(response, ANSWER_BYTES)))
@@ -216,7 +218,7 @@ class Server:
             chunk = read_whole(record, chat=path == CHAT)
             if sorted({part.index for part in chunk.parts}) != [*range(answers)]:
                 raise ShapeError(f"{len(chunk.parts)} answers, but {answers} were asked for")
-        yield replace(chunk, merger=Merger(record), id=str(record.get("id") or "")[:MAX_ID])
+        yield replace(chunk, merger=Merger(passing.model, record), id=str(record.get("id") or "")[:MAX_ID])
 
     async def _whole(
         self,

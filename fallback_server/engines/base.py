@@ -147,12 +147,14 @@ class Answers(Protocol):
 @dataclass(frozen=True)
 class ModelInfo:
     """A model that the engine serves. `context_length` 0: unknown. `here`: the model is computed on this
-    machine.
+    machine. `stands_for`: the models of which the engine chooses one for each request under this name; empty
+    for the name of one model.
     """
 
     id: str
     context_length: int = 0
     here: bool = False
+    stands_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

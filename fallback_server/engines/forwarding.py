@@ -42,7 +42,7 @@ class ForwardedChunk:
 
 
 class ForwardedRequest:
-    """A forwarded request. `usage`: the tokens that the upstream told."""
+    """A forwarded request. `usage`: its tokens, estimated until the upstream has told them (`told`)."""
 
     def __init__(
         self, route: UpstreamRoute, prepared: Prepared, path: str, call: Mapping[str, Any] | Form
@@ -50,15 +50,24 @@ class ForwardedRequest:
         self._route, self._path, self._call = route, path, call
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._model = prepared.request.model
-        self.usage = TokenUsage(prepared.prompt_tokens)
+        self.usage, self.told = TokenUsage(prepared.prompt_tokens), False
         self._clock: Clock | None = None
 
     async def parts(self) -> AsyncGenerator[ForwardedChunk, None]:
-        """Yield the answer of the first address that gives one."""
+        """Yield the answer of the first address that gives one, and count its tokens."""
+        try:
+            async with aclosing(self._routed()) as parts:
+                async for part in parts:
+                    yield part
+        finally:
+            if self.told:
+                self._route.counts.add(self.usage)
+
+    async def _routed(self) -> AsyncGenerator[ForwardedChunk, None]:
         route, failures, begun = self._route, list[RemoteError](), False
         for address in route.book.candidates(self._affinity, self._path, route.model, route.attempts):
             try:
-                with address.calling(self._path):
+                with route.calling(address, self._path):
                     async with aclosing(
                         self._answer(address.server, address.paths[self._path].path)
                     ) as parts:
@@ -127,8 +136,18 @@ class ForwardedRequest:
             usage = _of(place, "usage")
             prompt = _count(usage, "input_tokens", "prompt_tokens", "total_tokens")
             made = _count(usage, "output_tokens", "completion_tokens")
+            details = _of(usage, "input_tokens_details") or _of(usage, "prompt_tokens_details")
+            cached = _count(details, "cached_tokens")
+            # Anthropic counts the tokens that its cache had apart from the other tokens of the prompt.
+            apart = _count(usage, "cache_read_input_tokens")
+            prompt += apart + _count(usage, "cache_creation_input_tokens")
             if prompt or made:
-                self.usage = TokenUsage(prompt or self.usage.prompt, max(made, self.usage.completion))
+                before, self.told = self.usage, True
+                self.usage = TokenUsage(
+                    prompt or before.prompt,
+                    max(made, before.completion),
+                    min(cached + apart, prompt) if prompt else before.cached,
+                )
 
 
 def forwarded_call(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -46,13 +46,20 @@ whole answer is read as a stream, so that a server that hangs is noticed, and th
 
 @dataclass
 class RelayFigures:
-    """Figures since the start."""
+    """Figures of a model since the start; `running`: calls under way now."""
 
+    running: int = 0
     prompt: int = 0
     generated: int = 0
     cached: int = 0
     retries: int = 0
     continued: int = 0
+
+    def add(self, usage: TokenUsage) -> None:
+        """Count the tokens of a whole answer."""
+        self.prompt += usage.prompt
+        self.cached += usage.cached
+        self.generated += usage.completion
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,16 @@ class UpstreamRoute:
     salts: bool
     priorities: bool
     counts: RelayFigures
+
+    @contextmanager
+    def calling(self, address: Address, path: str) -> Iterator[None]:
+        """Count a call to a path of an address as under way."""
+        self.counts.running += 1
+        try:
+            with address.calling(path):
+                yield
+        finally:
+            self.counts.running -= 1
 
 
 class Relay:
@@ -199,10 +216,10 @@ class Relay:
         if self._stopped:
             raise StoppedError
         try:
-            with address.calling(path):
+            with self._route.calling(address, path):
                 body, passing = self._body(only), self._passing(only)
                 if passing is not None and passing.whole and any(body.get(name) for name in WHOLE_ONLY):
-                    stream = server.whole(path, body, answers, clock)
+                    stream = server.whole(path, body, answers, clock, passing)
                 else:
                     stream = server.stream(path, body, answers, clock, passing)
                 async with aclosing(stream) as chunks:
@@ -257,7 +274,9 @@ class Relay:
         """Take in the upstream's token counts. In a continued answer the upstream counts the answer's first
         part as prompt; it is subtracted. `others`: prompt tokens of earlier calls.
         """
-        self._seen = max(self._seen, self._before + usage.completion)
+        seen = max(self._seen, self._before + usage.completion)
+        self._route.counts.generated += seen - self._seen
+        self._seen = seen
         continues = self._before if self._request.choices == 1 else 0
         prompt = max(usage.prompt - continues, 0)
         self._usage = TokenUsage(others + prompt, self._before + usage.completion, min(usage.cached, prompt))

@@ -74,7 +74,10 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
     """Make the app over an engine. The app does not close the engine."""
     options = options or AppOptions()
     keys, source = options.keys, "upstream" if engine.passes_on else "prefix_cache"
-    metrics = Metrics(lambda: [info.id for info in engine.models()], engine.stats, options.prices, source)
+    metrics = Metrics(
+        lambda: [info.id for info in engine.models() if not info.stands_for],
+        engine.stats, options.prices, source,
+    )  # fmt: skip
     service = Service(
         engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit,
         names_keys=lambda: keys is None or keys.has_admin,
