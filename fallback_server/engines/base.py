@@ -138,6 +138,13 @@ class Answers(Protocol):
         """Yield pieces of all answers as they come; to be iterated once."""
         ...
 
+    @property
+    def ignored(self) -> str:
+        """The fields of the request that an upstream ignored, as its header names them; known with the first
+        piece.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Cancel what still runs. Must be called in any case, whether the pieces were iterated or not."""
         ...
@@ -164,11 +171,12 @@ class ModelInfo:
 @dataclass(frozen=True)
 class EmbeddingVectors:
     """One vector per input, as the model makes it (its length need not be 1), and the tokens of all
-    inputs.
+    inputs. `ignored`: the fields of the request that an upstream ignored, as its header names them.
     """
 
     vectors: Seq[Vector]
     tokens: int
+    ignored: str = ""
 
 
 @dataclass(frozen=True)

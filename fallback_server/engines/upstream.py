@@ -48,6 +48,7 @@ from nearfar.remote.server import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    IGNORED_HEADER,
     MESSAGES,
     RESPONSES,
     Server,
@@ -182,14 +183,15 @@ class UpstreamEngine:
         """Return one vector per input, pooled as the upstream does it."""
         request, route = prepared.request, self._route(prepared.request.model)
         own = {key: value for key, value in request.body.items() if key not in OURS}
-        vectors, tokens = list[Vector](), 0
+        vectors, tokens, ignored = list[Vector](), 0, ""
         for start in range(0, len(request.prompts), INPUTS_AT_ONCE):
             part = request.prompts[start : start + INPUTS_AT_ONCE]
             found = await self._embedded(route, {**own, "model": route.model}, part)
             vectors += found.vectors
             tokens += found.tokens
+            ignored = found.ignored
         route.counts.add(TokenUsage(tokens))
-        return EmbeddingVectors(vectors, tokens)
+        return EmbeddingVectors(vectors, tokens, ignored)
 
     async def _embedded(
         self, route: UpstreamRoute, body: dict[str, Any], inputs: Seq[Prompt]
@@ -200,7 +202,9 @@ class UpstreamEngine:
         for address in route.book.candidates("", EMBEDDINGS, route.model, route.attempts):
             try:
                 with route.calling(address, EMBEDDINGS):
-                    return EmbeddingVectors(*await address.server.embeddings(body, len(inputs)))
+                    headers: dict[str, str] = {}
+                    found = await address.server.embeddings(body, len(inputs), headers.update)
+                    return EmbeddingVectors(*found, headers.get(IGNORED_HEADER, ""))
             except RemoteError as error:
                 log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)

@@ -31,7 +31,7 @@ from nearfar.fallback_server.http.answering import ResponseWriter
 from nearfar.fallback_server.http.bodies import json_response
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
-from nearfar.fallback_server.http.ignoring import ignore
+from nearfar.fallback_server.http.ignoring import ignore, names_of
 from nearfar.fallback_server.http.limits import Admission, AdmittedRequest, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
@@ -224,6 +224,7 @@ class TrackedCall:
             return parts, await anext(parts, ForwardedChunk(b"", "application/octet-stream"))
 
         parts, first = await unless_gone(self.request.receive, begin())
+        self._name_ignored(first.ignored)
         if stream and first.streams:
             keep_alive = self.service.admission.limits.keep_alive
             return EventStream(self._forwarded_events(first, parts), self._finish, keep_alive)
@@ -335,6 +336,11 @@ class TrackedCall:
             ignore(prepared.ignored)
         return prepared
 
+    def _name_ignored(self, header: str) -> None:
+        """Name the fields that an upstream ignored in the answer's header, too."""
+        if header:
+            names_of(self.request).add_header(header)
+
     def _answered_by(self, model: str) -> None:
         """Name the chosen model in the answer, the audit log and the metrics from now on."""
         self.wanted = replace(self.wanted, model=model)
@@ -354,6 +360,7 @@ class TrackedCall:
     ) -> Response:
         found = await self.service.engine.embed(await self._prepare())
         self._counted = found.tokens
+        self._name_ignored(found.ignored)
         return await json_response(told(shape.whole(found)), sum(map(len, found.vectors)))
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
@@ -361,8 +368,12 @@ class TrackedCall:
         prepared = await self._prepare()
         self.times.submitted = time.monotonic()
         answers = self._answers = await self.service.engine.submit(prepared)
+        begun = False
         async with aclosing(answers.pieces()) as pieces:
             async for piece in pieces:
+                if not begun:
+                    begun = True
+                    self._name_ignored(answers.ignored)
                 self._watch(piece)
                 yield piece
 
