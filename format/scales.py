@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 HALF = 16
 """Bits of a float16."""
+OF_KQUANTS = 256
+"""The inputs of a superblock in llama.cpp's k-quants."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,18 @@ class Scales:
     @property
     def label(self) -> str:
         """The suffix of a scheme's name in kernels' names: nothing for float16 pairs, `s` for scales alone,
-        such as `k6` for integers without offsets, and `k6o` for integers with offsets.
+        such as `k6` for integers without offsets, and `k6o` for integers with offsets; `k6ox448` where
+        superblocks do not have 256 inputs.
         """
         if not self.superblock:
             return "" if self.offsets else "s"
-        return f"k{self.bits}" + "o" * self.offsets
+        of = "" if self.superblock == OF_KQUANTS else f"x{self.superblock}"
+        return f"k{self.bits}" + "o" * self.offsets + of
+
+    @property
+    def form(self) -> Scales:
+        """The way without the length of its superblocks, which is then 256: what a target can store or not."""
+        return replace(self, superblock=OF_KQUANTS) if self.superblock else self
 
     @property
     def words(self) -> str:
@@ -68,12 +77,13 @@ SYMMETRIC = Scales(offsets=False)
 ONE_LEVEL = (PAIRS, SYMMETRIC)
 """The ways without superblocks."""
 OF_GGUF = {
-    "Q2_K": Scales(4, True, 256), "Q3_K": Scales(6, False, 256), "Q4_K": Scales(6, True, 256),
-    "Q5_K": Scales(6, True, 256), "Q6_K": Scales(8, False, 256),
+    "Q2_K": Scales(4, True, OF_KQUANTS), "Q3_K": Scales(6, False, OF_KQUANTS),
+    "Q4_K": Scales(6, True, OF_KQUANTS), "Q5_K": Scales(6, True, OF_KQUANTS),
+    "Q6_K": Scales(8, False, OF_KQUANTS),
 }  # fmt: skip
 """Two levels, by the names of GGUF's types."""
 ALL = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()))
-"""All ways of storing scales."""
+"""All ways of storing scales; targets that store two levels store superblocks of any length (Scales.form)."""
 
 
 def matrix_bytes(n: int, k: int, bits: int, group: int, scales: Scales = PAIRS) -> int:

@@ -152,13 +152,18 @@ class BlockLayout:
         """
         at = [0 if self.levels else self.code_lines]
         for plane in self.levels:
-            at.append(at[-1] + self.values * plane.bits // WORD)
+            at.append(at[-1] - -self.table_lines * plane.bits // BYTE)
         return at
 
     @property
     def values(self) -> int:
         """The number of scales and offsets of a span."""
         return self.groups * self.matrix.scales.values
+
+    @property
+    def table_lines(self) -> int:
+        """The lines of the table of a span's integers, a byte each; the last may be half full."""
+        return -(-self.values // QUAD)
 
     @property
     def scale_lines(self) -> int:
@@ -277,14 +282,25 @@ def _scales(layout: BlockLayout, tensor: QuantTensor) -> Iterator[tuple[int, U32
     yield last, _halves(layout, units.reshape(n, -1))
     values = [tensor.scales, tensor.biases][: layout.matrix.scales.values]
     codes = np.concatenate([each.reshape(n, layout.spans, -1) for each in values], -1)
-    table = np.ascontiguousarray(_by_block(codes, n), np.uint8).view(np.uint32)
-    table = table.reshape(*table.shape[:2], -1, ROWS)
+    whole = _filled(_by_block(codes, n), QUAD)
+    lines_of_bytes = np.ascontiguousarray(whole, np.uint8).view(np.uint32)
+    lines_of_bytes = lines_of_bytes.reshape(*lines_of_bytes.shape[:2], -1, ROWS)
     for plane, start in zip(layout.levels, layout.level_starts, strict=False):
         run = BYTE // plane.bits
+        table = _filled(lines_of_bytes, run)
         part = (table >> np.uint32(plane.low)) & np.uint32(plane.mask * 0x01010101)
         shifts = np.arange(run, dtype=np.uint32)[:, None] * np.uint32(plane.bits)
         lines = np.bitwise_or.reduce(part.reshape(*part.shape[:2], -1, run, ROWS) << shifts, axis=3)
         yield start, lines.reshape(*lines.shape[:2], -1)
+
+
+def _filled(array: Array, some: int) -> Array:
+    """An array [blocks, spans, lines, …] with lines of zeros at the end, so that they are a multiple of
+    `some`.
+    """
+    width = [(0, 0)] * array.ndim
+    width[2] = (0, -array.shape[2] % some)
+    return np.pad(array, width) if width[2][1] else array
 
 
 def _halves(layout: BlockLayout, values: Array) -> U32:

@@ -11,6 +11,7 @@ two successive superblocks, the last with 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,10 +65,19 @@ class LevelRows:
         planes, low, first = [], 0, 0
         for bits in SPLIT[scales.bits]:
             planes.append(LevelPlane(bits, low, first, bits * scales.values))
-            low, first = low + bits, first + matrix.k // matrix.group * planes[-1].field // WORD
+            low, first = low + bits, first - -(matrix.k // matrix.group) // planes[-1].groups
         shared = 1 if scales.offsets else 2
         rows = first - -(matrix.k // scales.superblock) // shared
         return LevelRows(tuple(planes), first, rows, scales.superblock // matrix.group, shared)
+
+
+def _packed(plane: LevelPlane, integers: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint32]:
+    """A plane of scales, or of scales and offsets, each uint8 [n, groups]: uint32 [n, words], filled with
+    zeros.
+    """
+    picked = [each >> np.uint8(plane.low) & np.uint8((1 << plane.bits) - 1) for each in integers]
+    fields = np.pad(np.stack(picked, axis=-1), ((0, 0), (0, -picked[0].shape[1] % plane.groups), (0, 0)))
+    return pack_codes(fields.reshape(len(fields), -1), plane.bits)
 
 
 def pack_levels(matrix: Matrix, tensor: QuantTensor) -> npt.NDArray[np.uint32]:
@@ -76,15 +86,7 @@ def pack_levels(matrix: Matrix, tensor: QuantTensor) -> npt.NDArray[np.uint32]:
     assert levels is not None
     assert tensor.units is not None
     integers = [tensor.scales, tensor.biases] if offsets else [tensor.scales]
-    packed = [
-        pack_codes(
-            np.stack(
-                [each >> np.uint8(plane.low) & np.uint8((1 << plane.bits) - 1) for each in integers], axis=-1
-            ).reshape(len(tensor.words), -1),
-            plane.bits,
-        )
-        for plane in levels.planes
-    ]  # fmt: skip
+    packed = [_packed(plane, integers) for plane in levels.planes]
     units = tensor.units if offsets else tensor.units[..., 0]
     halves = np.zeros((len(units), (levels.rows - levels.factors) * 2), np.float16)
     halves[:, : units[0].size] = units.reshape(len(units), -1)

@@ -9,3 +9,11 @@ STORED_AS = [
     (4, 32, Scales(6, True, 256)), (5, 32, Scales(6, True, 256)), (2, 16, Scales(4, True, 256)),
     (3, 16, Scales(6, False, 256)), (6, 16, Scales(8, False, 256)),
 ]  # fmt: skip
+
+ODD = [
+    (4, 32, 576, Scales(6, True, 576)), (3, 32, 896, Scales(6, True, 448)), (2, 64, 704, Scales(4, True, 704)),
+    (5, 32, 320, Scales(6, True, 160)), (8, 64, 960, Scales(6, True, 960)),
+]  # fmt: skip
+"""Superblocks of other lengths, as (bits, group size, inputs of a row, scales): their integers fill a part of the
+last word of a plane.
+"""

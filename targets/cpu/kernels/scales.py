@@ -79,8 +79,8 @@ class SpanScales:
 
     def _unpacked(self) -> Expr:
         layout, dtype = self._layout, "uint32"
-        table = v.local((layout.values * v.ROWS // BYTES_OF_WORD,), dtype)
-        for line in range(layout.values // BYTES_OF_WORD):
+        table = v.local((layout.table_lines * v.ROWS,), dtype)
+        for line in range(layout.table_lines):
             found = None
             for plane, start in zip(layout.levels, layout.level_starts, strict=False):
                 of, down = divmod(line, packing.BYTE // plane.bits)
