@@ -49,7 +49,7 @@ def ways(scheme: Scheme, k: int, held: StorableMatrices) -> list[Scheme]:
         fitting = [
             narrow
             for scales in held.scales
-            if way(scales) == name and scales.offsets == bool(scales.superblock)
+            if way(scales) == name and scales.offsets == bool(scales.superblock) and not scales.table
             and (group := scheme.group_size // 2) in held.groups
             and (narrow := Scheme(scheme.bits, group, _in_rows(scales, k, group))).fits(k)
             and _bytes(narrow, k) <= _bytes(scheme, k)
