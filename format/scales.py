@@ -57,7 +57,7 @@ class Scales:
 
     @property
     def form(self) -> Scales:
-        """The way without the length of its superblocks, which is then 256: what a target can store or not."""
+        """The way with superblocks of 256, whatever their length is: targets store all lengths or none."""
         return replace(self, superblock=OF_KQUANTS) if self.superblock else self
 
     @property
@@ -115,7 +115,7 @@ LINEAR = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()))
 IQ4 = {"IQ4_NL": Scales(offsets=False, table="iq4"), "IQ4_XS": Scales(6, False, OF_KQUANTS, "iq4")}
 """The ways with a table, by the names of GGUF's types."""
 ALL = (*LINEAR, *IQ4.values())
-"""All ways; targets that store two levels store superblocks of any length (Scales.form)."""
+"""All ways, each with superblocks of one length (Scales.form)."""
 
 
 def matrix_bytes(n: int, k: int, bits: int, group: int, scales: Scales = PAIRS) -> int:

@@ -12,9 +12,10 @@ STORED_AS = [
 ]  # fmt: skip
 
 ODD = [
-    (4, 32, 576, Scales(6, True, 576)), (3, 32, 896, Scales(6, True, 448)), (2, 64, 704, Scales(4, True, 704)),
-    (5, 32, 320, Scales(6, True, 160)), (8, 64, 960, Scales(6, True, 960)),
+    (4, 32, 576, Scales(6, True, 576)), (3, 32, 896, Scales(6, True, 448)),
+    (2, 64, 704, Scales(4, True, 704)), (5, 32, 320, Scales(6, True, 160)),
+    (8, 64, 960, Scales(6, True, 960)),
 ]  # fmt: skip
-"""Superblocks of other lengths, as (bits, group size, inputs of a row, scales): their integers fill a part of the
-last word of a plane.
+"""Superblocks of other lengths, as (bits, group size, inputs of a row, scales): their integers fill a part
+of the last word or half line of a plane.
 """

@@ -144,8 +144,12 @@ def test_softcap_is_that_of_float32(jobs):
 
 @pytest.mark.parametrize(
     ("bits", "group", "k", "how"),
-    [*((bits, group, 512, how) for bits, group, how in STORED_AS), (3, 16, 512, PAIRS), (6, 128, 512, PAIRS)]
-    + ODD,
+    [
+        *((bits, group, 512, how) for bits, group, how in STORED_AS),
+        (3, 16, 512, PAIRS),
+        (6, 128, 512, PAIRS),
+        *ODD,
+    ],
 )
 def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bits, group, k, how):
     """With scales after the codes of a superblock, decode would lose two thirds of its speed."""
