@@ -22,8 +22,8 @@ WAYS = ("pairs", "single", "levels")
 """Names of the ways on the command line: float16 pairs, float16 scales alone, scales in two levels."""
 
 LONGEST = 1280
-"""The most inputs of a superblock, whose integers are unpacked together on a processor. Of widths that are not
-a multiple of 256, those of common models are 576, 640, 896, 960 and 1,152. The error of a superblock of 896
+"""The most inputs of a superblock, whose integers are unpacked together on a processor. Of the widths that
+256 does not divide, common models have 576, 640, 896, 960 and 1,152. The error of a superblock of 896
 inputs is at most 1 % larger than that of superblocks of 224 (Qwen2.5-Coder-0.5B, 2 to 4 bits).
 """
 
