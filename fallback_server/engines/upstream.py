@@ -156,7 +156,11 @@ class UpstreamEngine:
         return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
-        """Return the model that answers a request to "auto". Raises EngineError where neither can."""
+        """Return the model that answers a request to "auto". Raises EngineError where neither can. Which one
+        counts the tokens of a prompt makes no difference: the number is an estimate.
+        """
+        if request.most_tokens is not None:
+            return auto.small
         path = CHAT if request.chat else COMPLETIONS
         standings = [self._standing(name, path, request.tenant) for name in auto.models]
         large = await beside(lambda: auto.choose(request, tokens, *standings), prompt_size(request))

@@ -113,7 +113,8 @@ def test_a_path_that_needs_one_model_names_those_of_auto(front: Any, tmp_path: P
     client = front()
     for path, body in PAIRS.items():
         refused = client.post(path, json={"model": "auto", **body})
-        said = f"'auto' is chosen for chats and completions only; for {path} name one of these models: small, large"
+        said = f"'auto' is chosen for chats and completions only; for {path} name one of these models: "
+        said += "small, large"
         assert refused.status_code == 400, refused.text
         error = refused.json()["error"]
         assert (error if path.startswith("/api") else error["message"]) == said
@@ -174,3 +175,10 @@ def test_a_policy_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "policy.json").write_text('{"router": "router.json"}')
     with pytest.raises(RequestError, match="remove router"):
         auto_models("a,b", tmp_path / "policy.json")
+
+
+def test_tokens_of_a_prompt_that_no_model_can_answer_are_counted(front: Any) -> None:
+    body = {"model": "auto", "messages": [{"role": "user", "content": "long " * 8000}]}
+    counted = front().post("/v1/messages/count_tokens", json=body)
+    assert counted.status_code == 200, counted.text
+    assert counted.json()["input_tokens"] > 4000
