@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from nearfar.errors import ArtifactError, DeviceError
+from nearfar.memory import host_memory
 
 MAPS = sys.platform == "linux"
 FIXED = 0x10  # MAP_FIXED of Linux
@@ -22,7 +22,7 @@ FIXED = 0x10  # MAP_FIXED of Linux
 
 def fits(count: int) -> bool:
     """Whether `count` bytes are free, by what the system says; otherwise files of that size are mapped."""
-    return bool(count <= psutil.virtual_memory().available)
+    return count <= host_memory().available
 
 
 def mapped(files: Sequence[tuple[Path, int]], apart: int) -> npt.NDArray[np.uint8]:
