@@ -85,10 +85,13 @@ def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None)
 
 
 def kv_bytes(manifest: Manifest, program: Program, tokens: int, kv_bits: int | None = None) -> int:
-    """Bytes of the pages that one sequence of `tokens` tokens holds while it is extended token by token."""
+    """Bytes of the pages that one sequence of `tokens` tokens needs: also its windows and states while its
+    prompt is computed in the largest steps.
+    """
     each = page_bytes(manifest, program, kv_bits)
     return sum(
-        size * window.most_columns(1, tokens) for size, window in zip(each, windows(manifest), strict=True)
+        size * window.most_columns(MAX_STEP, tokens)
+        for size, window in zip(each, windows(manifest), strict=True)
     )
 
 

@@ -5,6 +5,7 @@ other, with the same content as if read.
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import Path
 
 import numpy as np
@@ -91,3 +92,25 @@ def test_experts_get_the_memory_that_others_leave(monkeypatch: pytest.MonkeyPatc
     assert room_for(500, [400, 300]) == 1000
     assert room_for(500, [501]) is None
     assert room_for(500, []) is None
+
+
+def test_weights_may_lie_in_huge_pages_and_caches_may_not() -> None:
+    """Linux gives huge pages to private memory alone. A cache is used in part, and would take more in huge
+    pages.
+    """
+
+    def flags(area: np.ndarray) -> list[str]:
+        lines = iter(Path("/proc/self/smaps").read_text(encoding="ascii").splitlines())
+        for line in lines:
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = int(found[1], 16) <= area.ctypes.data < int(found[2], 16)
+            elif inside and line.startswith("VmFlags:"):
+                return line.split()[1:]
+        raise AssertionError("no such memory")
+
+    weights, cache = host_memory.reserve(4 << 20, whole=True), host_memory.reserve(4 << 20)
+    assert "hg" not in flags(cache)
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this system has no huge pages")
+    assert "hg" in flags(weights)
+    assert "sh" not in flags(weights)

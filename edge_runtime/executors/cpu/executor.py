@@ -173,7 +173,7 @@ class CpuExecutor:
     def _weight_stream(self, artifact: Artifact, program: Program) -> npt.NDArray[np.uint8]:
         weights = artifact.manifest.weights
         if not MAPS or fits(weights.bytes):
-            stream = self._reserve(weights.bytes)
+            stream = self._reserve(weights.bytes, whole=True)
             artifact.read_into(0, stream.data)
             return stream
         files = [(artifact.path / shard.file, shard.bytes) for shard in weights.shards]
@@ -202,9 +202,9 @@ class CpuExecutor:
         """Whether a tensor has matrices of experts that are worth a read of their own."""
         return tensor.bytes >= max(2, self._count(tensor.name)) * LEAST and self._count(tensor.name) > 1
 
-    def _reserve(self, count: int) -> npt.NDArray[np.uint8]:
+    def _reserve(self, count: int, *, whole: bool = False) -> npt.NDArray[np.uint8]:
         self._held += count
-        return reserve(count)
+        return reserve(count, whole=whole)
 
     def _zeroed(self, shape: BufferShape) -> Array:
         return self._reserve(shape.nbytes).view(shape.dtype).reshape(shape.extents)
