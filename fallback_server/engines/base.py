@@ -65,6 +65,10 @@ class EngineRequest:
     begin_answer: bool = True
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
+    most_tokens: int | None = None
+    """For a request that only asks for the tokens of its prompt: how many tokens the client can take; 0 if it
+    wants their number alone. The prompt may then be empty, or longer than the context.
+    """
     passed: bool = False
     """Whether the client takes the events of `body`'s API as an upstream sends them."""
 
@@ -126,12 +130,24 @@ class Prepared:
     beginning: str = ""
     labels: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
+    @property
+    def estimated(self) -> bool:
+        """Whether `prompt_tokens` is an estimate, because the tokenizer is elsewhere."""
+        return not self.prompts
+
 
 class Answers(Protocol):
     """The answers of one request as they are generated."""
 
     def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield pieces of all answers as they come; to be iterated once."""
+        ...
+
+    @property
+    def ignored(self) -> str:
+        """The fields of the request that an upstream ignored, as its header names them; known with the first
+        piece.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -160,11 +176,12 @@ class ModelInfo:
 @dataclass(frozen=True)
 class EmbeddingVectors:
     """One vector per input, as the model makes it (its length need not be 1), and the tokens of all
-    inputs.
+    inputs. `ignored`: the fields of the request that an upstream ignored, as its header names them.
     """
 
     vectors: Seq[Vector]
     tokens: int
+    ignored: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.events import blocks_of, body, data_of
 from nearfar.remote.forms import Form
-from nearfar.remote.server import ANSWER_BYTES, Server
+from nearfar.remote.server import ANSWER_BYTES, IGNORED_HEADER, Server
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,13 @@ _TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(; ?charset=[\w-]+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ForwardedChunk:
-    """A part of a forwarded answer. The first has its media type."""
+    """A part of a forwarded answer. The first has its media type, and the fields that the upstream ignored,
+    as its header names them.
+    """
 
     data: bytes
     type: str = ""
+    ignored: str = ""
 
     @property
     def streams(self) -> bool:
@@ -93,16 +96,17 @@ class ForwardedRequest:
         clock = self._clock = Clock(server.waits.whole)
         async with server.forwarding(path, self._call, clock) as response:
             kind = response.headers.get("content-type", "")
+            ignored = response.headers.get(IGNORED_HEADER, "")
             kind = kind if _TYPE.fullmatch(kind) else "application/octet-stream"
             if not kind.startswith(EVENTS):
                 data = await clock.wait(body(response, ANSWER_BYTES))
                 if data[:1] == b"{" and "content-type" not in response.headers:
                     kind = JSON
-                yield ForwardedChunk(self._named(data) if kind.startswith(JSON) else data, kind)
+                yield ForwardedChunk(self._named(data) if kind.startswith(JSON) else data, kind, ignored)
                 return
             clock.wind(server.waits.first_token)
             async for part in self._events(server, response, clock):
-                yield ForwardedChunk(part, kind)
+                yield ForwardedChunk(part, kind, ignored)
 
     async def _events(
         self, server: Server, response: httpx.Response, clock: Clock

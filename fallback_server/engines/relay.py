@@ -26,7 +26,7 @@ from nearfar.remote.chunks import Passed, StreamChunk, UsageCounts
 from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
-from nearfar.remote.server import CHAT, COMPLETIONS
+from nearfar.remote.server import CHAT, COMPLETIONS, IGNORED_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ class Relay:
         self._clock: Clock | None = None
         self._ended_by: NearfarError | None = None
         self._stopped = False
+        self.ignored = ""
+        """The fields that the upstream ignored, as its header names them."""
         self.on_close: Callable[[], object] = lambda: None
 
     @property
@@ -219,9 +221,9 @@ class Relay:
             with self._route.calling(address, path):
                 body, passing = self._body(only), self._passing(only)
                 if passing is not None and passing.whole and any(body.get(name) for name in WHOLE_ONLY):
-                    stream = server.whole(path, body, answers, clock, passing)
+                    stream = server.whole(path, body, answers, clock, passing, self._heard)
                 else:
-                    stream = server.stream(path, body, answers, clock, passing)
+                    stream = server.stream(path, body, answers, clock, passing, self._heard)
                 async with aclosing(stream) as chunks:
                     async for chunk in chunks:
                         if self._stopped:
@@ -236,6 +238,9 @@ class Relay:
             if usage is not None:
                 self._route.counts.prompt += self._usage.prompt - before
                 self._route.counts.cached += self._usage.cached
+
+    def _heard(self, headers: Mapping[str, str]) -> None:
+        self.ignored = headers.get(IGNORED_HEADER, "")
 
     def _passing(self, only: int | None) -> Passing | None:
         """How the events of a call are passed on; None where they are read and written again: answers that

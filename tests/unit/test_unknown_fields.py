@@ -15,6 +15,7 @@ from nearfar.cli import serve as command
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.engines.relay import upstream_body
 from nearfar.fallback_server.http.app import AppOptions, create_app
+from nearfar.hosts import check_origin
 from tests.support.commands import nearfar
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
@@ -146,17 +147,17 @@ def test_what_only_an_upstream_knows_is_passed_on(engine: Noting, monkeypatch: p
     assert engine.asked[-1].messages[0]["content"] == ["What is it?", {"type": "image_url"}]
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_front_passes_on_whether_it_is_strict_or_not(
-    engine: Noting, monkeypatch: pytest.MonkeyPatch, strict: bool
+def test_a_strict_front_passes_on_values_that_only_an_upstream_follows(
+    engine: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Noting, "passes_on", True)
-    http = TestClient(create_app(engine, AppOptions(strict_fields=strict)), raise_server_exceptions=False)
-    assert ask(http, **UNKNOWN).status_code == 200
-    made = ask(http, messages=[{"role": "user", "content": IMAGE}], mirostat=2)
-    assert (made.status_code, HEADER in made.headers) == (200, False)
+    http = TestClient(create_app(engine, AppOptions(strict_fields=True)), raise_server_exceptions=False)
+    made = ask(http, messages=[{"role": "user", "content": IMAGE}], bad_words=["no"])
+    assert (made.status_code, HEADER in made.headers) == (200, False), made.text
     sent = upstream_body(engine.asked[-1], ROUTE)
-    assert (sent["messages"][0]["content"], sent["mirostat"]) == (IMAGE, 2)
+    assert (sent["messages"][0]["content"], sent["bad_words"]) == (IMAGE, ["no"])
+    refused = ask(http, mirostat=2)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mirostat")
 
 
 def test_the_log_names_a_field_once_for_each_kind_of_client(
@@ -215,6 +216,9 @@ def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, strict: bo
         ("--drain", "-5", "--drain must be 0 or more seconds, not -5"),
         ("--max-body", "0", "--max-body must be at least 1, not 0"),
         ("--replicas", "3", "--replicas 3 needs --ray"),
+        ("--cors", "notanorigin", "--cors takes an origin as browsers send it"),
+        ("--cors", "https://app.example/", "not 'https://app.example/'"),
+        ("--cors", "https://app.example:443", "not 'https://app.example:443'"),
     ],
 )
 def test_the_command_line_refuses_what_no_server_can_do(option: str, value: str, said: str) -> None:
@@ -230,3 +234,10 @@ def test_pages_of_other_origins_may_read_what_was_ignored(engine: Noting) -> Non
     headers = {"Origin": "https://app.example", "Content-Type": "application/json"}
     made = http.post(CHAT, content=body, headers=headers)
     assert HEADER in made.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "https://a-b.example", "http://[::1]:3000", "tauri://localhost"]
+)
+def test_what_browsers_send_is_an_origin(origin: str) -> None:
+    check_origin(origin)
