@@ -36,11 +36,16 @@ class Piece:
     """Characters of the whole text before each token of `logprobs`; empty if unknown."""
     stopped_by: str | None = None
     """The stop string that ended the answer; None also if a server does not say."""
+    ids: tuple[int, ...] = ()
+    """The piece's token ids, with the end token, where the request asks a server for them."""
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt's token ids, with the first piece of an answer that has `ids`."""
 
     @property
     def empty(self) -> bool:
         """Whether the piece has no part of the answer."""
-        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish)
+        parts = self.text or self.reasoning or self.tool_calls or self.logprobs or self.ids
+        return not (parts or self.finish)
 
 
 def joined(index: int, pieces: Seq[Piece]) -> Piece:
@@ -54,6 +59,7 @@ def joined(index: int, pieces: Seq[Piece]) -> Piece:
         next((piece.finish for piece in reversed(pieces) if piece.finish), None),
         sum(piece.tokens for piece in pieces),
         tuple(offset for piece in pieces for offset in piece.offsets),
+        ids=tuple(token for piece in pieces for token in piece.ids),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.openai.answer_text import AnswerText
@@ -30,6 +30,23 @@ class PromptEcho:
     answer: bool = True
 
 
+@dataclass(frozen=True)
+class AnswerIds:
+    """Where an answer has token ids. `prompt`: the prompt's ids, for an answer with the ids of its tokens.
+    `as_names`: log-probabilities name each token `token_id:N`.
+
+    Either way log-probabilities include the end token's, so that they have an entry for each id.
+    """
+
+    prompt: tuple[int, ...] | None = None
+    as_names: bool = False
+
+    @property
+    def with_end(self) -> bool:
+        """Whether log-probabilities include the end token's."""
+        return self.as_names or self.prompt is not None
+
+
 class AnswerPieces:
     """One answer: events of the backend in, pieces out."""
 
@@ -41,6 +58,7 @@ class AnswerPieces:
         stream: TextStream,
         reader: PartReader | None,
         echo: PromptEcho | None,
+        ids: AnswerIds,
     ) -> None:
         self.index = index
         self.generated = 0
@@ -50,22 +68,26 @@ class AnswerPieces:
         self._codec = codec
         self._text = AnswerText(index, codec, stream, reader)
         self._echo = echo
+        self._ids = ids
         self._begins = 0 if echo is None else len(echo.text)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the answer piece by piece; leaving the iteration stops the request."""
+        prompt = self._ids.prompt
         try:
             async for event in self._events:
                 self.cached = self.cached or event.cached_tokens
                 self.queued = event.queued if self.queued is None else self.queued
                 if self._echo is not None:
-                    yield self._echoed(event, self._echo)
+                    yield replace(self._echoed(event, self._echo), prompt_ids=prompt)
+                    prompt = None
                     if not self._echo.answer:
                         yield Piece(self.index, finish="length")
                         return
                     self._echo = None
                 for piece in self._pieces(event):
-                    yield piece
+                    yield piece if prompt is None else replace(piece, prompt_ids=prompt)
+                    prompt = None
                     if piece.finish is not None:
                         return
         finally:
@@ -80,13 +102,18 @@ class AnswerPieces:
             await close()
 
     def _pieces(self, event: BackendEvent) -> list[Piece]:
-        self.generated += event.token is not None
-        if event.token is None or event.finish == "stop":  # the end token is not part of the text
+        if event.token is None:
             return self._text.end(event.finish)
+        self.generated += 1
+        ends = event.finish == "stop"  # the end token is not part of the text
         logprobs: tuple[TokenLogprob, ...] = ()
-        if event.logprob is not None:
+        if event.logprob is not None and (self._ids.with_end or not ends):
             logprobs = (self._logprob(Logprob(event.token, event.logprob), event.top),)
-        return self._text.push(event.token, event.finish, logprobs, self._begins)
+        if ends:
+            made = self._text.end("stop", logprobs, self._begins)
+        else:
+            made = self._text.push(event.token, event.finish, logprobs, self._begins)
+        return made if self._ids.prompt is None else [replace(made[0], ids=(event.token,)), *made[1:]]
 
     def _echoed(self, event: BackendEvent, echo: PromptEcho) -> Piece:
         """Return the prompt as a piece. Its first token has no log-probability (NaN)."""
@@ -103,7 +130,19 @@ class AnswerPieces:
         return Piece(self.index, text=echo.text, logprobs=tuple(logprobs), offsets=tuple(offsets))
 
     def _logprob(self, own: Logprob, top: Seq[Logprob]) -> TokenLogprob:
-        return self._text.logprob(own.token, own.logprob, ((other.token, other.logprob) for other in top))
+        made = self._text.logprob(own.token, own.logprob, ((other.token, other.logprob) for other in top))
+        if not self._ids.as_names:
+            return made
+        others = [
+            replace(named, token=_name(other.token))
+            for named, other in zip(made.top_logprobs, top, strict=True)
+        ]
+        return replace(made, token=_name(own.token), top_logprobs=others)
+
+
+def _name(token: int) -> str:
+    """A token's name in log-probabilities that name tokens by id, as vLLM writes it."""
+    return f"token_id:{token}"
 
 
 @dataclass

@@ -36,7 +36,8 @@ class EngineRequest:
     it on. `tenant`: whose request it is; its salt keeps its prefixes apart from others'. `pooling` is set for
     a request for vectors (ServerEngine.embed), `questions` for a request for log-probabilities
     (ServerEngine.score). `begin_answer`: the chat template begins the answer. `hints` say how much to think
-    and to write, which a chat template may follow.
+    and to write, which a chat template may follow. `token_ids`: the answers have the token ids of the prompt
+    and of the text. `tokens_as_ids`: log-probabilities name each token by its id.
     """
 
     id: str
@@ -54,6 +55,8 @@ class EngineRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    token_ids: bool = False
+    tokens_as_ids: bool = False
     echo: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS

@@ -29,7 +29,7 @@ from nearfar.fallback_server.backend import (
     ScoreRequest,
     TokenRequest,
 )
-from nearfar.fallback_server.engines.answers import AnswerPieces, LocalAnswers, PromptEcho
+from nearfar.fallback_server.engines.answers import AnswerIds, AnswerPieces, LocalAnswers, PromptEcho
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
     EmbeddingVectors,
@@ -381,7 +381,9 @@ class LocalEngine:
             )
         context = () if request.chat and not request.continue_last else prompt
         stream = TextStream(self.codec, request.stop, context)
-        return AnswerPieces(index, events, self.codec, stream, reader, self._echo(request, index, prompt))
+        ids = AnswerIds(prompt if request.token_ids else None, request.tokens_as_ids)
+        echo = self._echo(request, index, prompt)
+        return AnswerPieces(index, events, self.codec, stream, reader, echo, ids)
 
     def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> PromptEcho | None:
         if not request.echo:

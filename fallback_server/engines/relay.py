@@ -161,7 +161,8 @@ class Relay:
         """
         request = self._request
         asked = any(request.body.get(name) is not None for name in _FORMED)
-        plain = not asked and request.grammar is None and request.logprobs is None and not request.echo
+        told = request.logprobs is not None or request.echo or request.token_ids
+        plain = not asked and request.grammar is None and not told
         text = request.chat or isinstance(request.prompts[0], str)
         return self._route.continues and plain and text and request.choices == 1 and not self._reasoned
 

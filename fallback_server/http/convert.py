@@ -215,6 +215,8 @@ def _common(body: CompletionFields, name: str, dumped: dict[str, Any]) -> dict[s
         "stop": (stop,) if isinstance(stop, str) else tuple(stop or ()),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "ignore_eos": bool(body.ignore_eos),
+        "token_ids": bool(body.return_token_ids),
+        "tokens_as_ids": bool(body.return_tokens_as_token_ids),
         "grammar": _grammar(body),
         "priority": body.priority or 0,
         "body": dumped,

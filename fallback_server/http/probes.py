@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.errors import DESCRIBED
 from nearfar.fallback_server.http.keys import KeyStore
+from nearfar.version import __version__
 
 READY_SECONDS = 7.0
 """Seconds that an engine may take to report that it is ready; a slower one counts as not ready."""
@@ -47,6 +48,16 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
         hidden = "; the server's log says which and why, and so does /ready with an admin key"
         details = f": {why.details}" if admin else hidden
         return JSONResponse({"status": why.said + (details if why.details else "")}, 503)
+
+    @api.get("/version", response_model=None)
+    async def version() -> dict[str, str]:
+        """Return the server's version, in vLLM's shape."""
+        return {"version": __version__}
+
+    @api.get("/load", response_model=None)
+    async def load() -> dict[str, int]:
+        """Return how many requests this process has under way, in vLLM's shape."""
+        return {"server_load": service.admission.requests}
 
     @api.get("/metrics", response_model=None)
     async def metrics() -> Response:

@@ -279,6 +279,8 @@ class CompletionFields(SamplingFields):
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     user: Annotated[str | None, Field(max_length=512), SILENT] = None
     response_format: Annotated[ResponseFormat | None, OPEN] = None
     structured_outputs: Annotated[StructuredOutputs | None, OPEN] = None
@@ -294,8 +296,6 @@ class CompletionFields(SamplingFields):
     spaces_between_special_tokens: Annotated[Any, Only((True,))] = None
     include_stop_str_in_output: Annotated[Any, Only((False,))] = None
     detokenize: Annotated[Any, Only((True,))] = None
-    return_token_ids: Annotated[Any, Only((False,))] = None
-    return_tokens_as_token_ids: Annotated[Any, Only((False,))] = None
     bad_words: Annotated[Any, Only(([],))] = None
     allowed_token_ids: Annotated[Any, Only()] = None
     prompt_logprobs: Annotated[Any, Only()] = None

@@ -24,12 +24,14 @@ class ResponseHead:
     """The fields that all records of a response begin with.
 
     `usage`: a stream's chunks have the field usage; it is null, or the tokens so far with `continuous`.
+    `ids`: the response has the token ids of the prompt and of each choice.
     """
 
     id: str
     model: str
     usage: bool = False
     continuous: bool = False
+    ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def record(
@@ -47,6 +49,17 @@ class ResponseHead:
             return made
         return {**made, "usage": usage_record(usage) if self.continuous and usage is not None else None}
 
+    def token_ids(self, pieces: Seq[Piece]) -> Record:
+        """Return the field with a choice's token ids, if the response has it."""
+        return {"token_ids": [token for piece in pieces for token in piece.ids]} if self.ids else {}
+
+    def prompt_ids(self, pieces: Iterable[Piece]) -> Record:
+        """Return the field with the prompt's token ids, if the response has it and the pieces begin an
+        answer.
+        """
+        found = next((piece.prompt_ids for piece in pieces if piece.prompt_ids is not None), None)
+        return {"prompt_token_ids": found} if self.ids and found is not None else {}
+
 
 class ChatShape:
     """The shape of chat completions."""
@@ -54,11 +67,13 @@ class ChatShape:
     def __init__(self, head: ResponseHead, choices: int = 1) -> None:
         self._head, self.choices = head, choices
 
-    def opening(self, index: int, usage: TokenUsage) -> Record | None:
-        """Return the chunk with the role."""
-        return self._chunk(
-            {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage
-        )
+    def opening(self, index: int, usage: TokenUsage, first: Seq[Piece] = ()) -> Record | None:
+        """Return the chunk with the role, in a stream's first chunk also with the prompt's token ids.
+
+        `first`: the piece that the stream has first, if any.
+        """
+        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return {**self._chunk(choice, usage), **self._head.prompt_ids(() if index else first)}
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """Return the chunk with the next part of an answer."""
@@ -74,12 +89,13 @@ class ChatShape:
         choice = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
         if piece.logprobs:
             choice["logprobs"] = content_logprobs(piece.logprobs)
-        return self._chunk(choice, usage)
+        return self._chunk({**choice, **self._head.token_ids([piece])}, usage)
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """Return all answers as one response."""
         made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self.choices)))
-        return {**self._head.record("chat.completion", made, False), "usage": usage_record(usage)}
+        record = self._head.record("chat.completion", made, False)
+        return {**record, **self._head.prompt_ids(pieces), "usage": usage_record(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
         """Return the chunk with the usage."""
@@ -103,6 +119,7 @@ class ChatShape:
             "message": message,
             "finish_reason": pieces[-1].finish if pieces else "abort",
             "logprobs": content_logprobs(logprobs) if logprobs else None,
+            **self._head.token_ids(pieces),
         }
 
     def _chunk(self, choice: Record, usage: TokenUsage) -> Record:
@@ -115,7 +132,7 @@ class CompletionShape:
     def __init__(self, head: ResponseHead, choices: int = 1) -> None:
         self._head, self.choices = head, choices
 
-    def opening(self, index: int, usage: TokenUsage) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage, first: Seq[Piece] = ()) -> Record | None:
         """Return None: a text has no chunk before it."""
         return None
 
@@ -142,6 +159,8 @@ class CompletionShape:
             "text": "".join(piece.text for piece in pieces),
             "finish_reason": pieces[-1].finish if pieces else "abort",
             "logprobs": _parallel(logprobs, offsets) if logprobs else None,
+            **self._head.prompt_ids(pieces),
+            **self._head.token_ids(pieces),
         }
 
 

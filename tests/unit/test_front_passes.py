@@ -193,6 +193,19 @@ def test_what_only_the_upstream_knows_reaches_it(front: Front, form: Json) -> No
     assert {name: sent[name] for name in form} == form
 
 
+def test_token_ids_of_an_upstream_are_passed_on(front: Front) -> None:
+    begun = {**chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [5, 6]}
+    parts = [chunk({"content": "Hi"}, token_ids=[7]), chunk({}, token_ids=[8, 9]), chunk({}, "stop")]
+    events = written(begun, *({**part, "prompt_token_ids": None} for part in parts))
+    with Cloud(chatting(completions=lambda _: iter([STREAM, *events, DONE]))) as cloud:
+        client = front(cloud)
+        streamed = client.post(CHAT, json=chat(stream=True, return_token_ids=True))
+        whole = client.post(CHAT, json=chat(return_token_ids=True)).json()
+        assert [sent["return_token_ids"] for sent in cloud.posts(CHAT)] == [True, True]
+    assert streamed.content == b"".join(events) + b"data: [DONE]\n\n"
+    assert (whole["prompt_token_ids"], whole["choices"][0]["token_ids"]) == ([5, 6], [7, 8, 9])
+
+
 def test_what_servers_do_not_stream_is_asked_for_whole(front: Front) -> None:
     whole = {
         "id": "w",

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from nearfar.fallback_server.grammars import service
+from nearfar.version import __version__
 from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 from tests.unit.test_api import OFFSETS
@@ -128,6 +129,26 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert all(
         item.logprob == item.top_logprobs[0].logprob and len(item.top_logprobs) == 2 for item in content
     )
+
+
+def test_token_ids_are_those_of_the_text(client: openai.OpenAI, server: RunningServer) -> None:
+    """The ids of a chat's answer include a stop string's; names of alternatives are ids, too."""
+    ids: Any = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    asked: Any = {"messages": HELLO, "max_tokens": 8, **GREEDY}
+    made: Any = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, extra_body=ids)
+    known = httpx.post(f"{server.address}/tokenize", json={"messages": HELLO}).json()["tokens"]
+    assert made.prompt_token_ids == known
+    choice = made.choices[0]
+    text = httpx.post(f"{server.address}/detokenize", json={"tokens": choice.token_ids}).json()["prompt"]
+    assert text == choice.message.content
+    content = choice.logprobs.content
+    assert [item.token for item in content] == [f"token_id:{token}" for token in choice.token_ids]
+    assert all(item.top_logprobs[0].token == item.token for item in content)
+    assert all(re.fullmatch(r"token_id:\d+", other.token) for item in content for other in item.top_logprobs)
+    stop = text[2:4]
+    cut: Any = client.chat.completions.create(**asked, stop=stop, extra_body=ids)
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    assert cut.choices[0].token_ids == choice.token_ids[: text.index(stop) + len(stop)]
 
 
 def test_stop_strings_bias_and_stop_tokens(client: openai.OpenAI) -> None:
@@ -317,6 +338,18 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model=MODEL, messages=HELLO, extra_body={"response_format": {"type": "regex", "regex": "(((("}}
         )
+
+
+def test_version_and_load_in_vllms_shapes(server: RunningServer, client: openai.OpenAI) -> None:
+    with httpx.Client(base_url=server.address) as http:
+        assert http.get("/version").json() == {"version": __version__}
+        before = http.get("/load").json()["server_load"]
+        stream = client.completions.create(prompt="Hi", max_tokens=900, stream=True, **GREEDY)
+        next(iter(stream))
+        assert http.get("/load").json() == {"server_load": before + 1}
+        stream.close()
+        while http.get("/load").json()["server_load"] > before:
+            pass
 
 
 def test_probes_metrics_and_request_ids(server: RunningServer, client: openai.OpenAI) -> None:

@@ -24,7 +24,7 @@ async def complete(service: Service, request: Request, body: ChatRequest | Compl
     options = body.stream_options
     continuous = bool(options and options.continuous_usage_stats)
     include_usage = continuous or bool(options and options.include_usage)
-    head = ResponseHead(wanted.id, wanted.model, include_usage, continuous)
+    head = ResponseHead(wanted.id, wanted.model, include_usage, continuous, wanted.token_ids)
     kind = ChatShape if wanted.chat else CompletionShape
     shape = CompletionResponse(kind(head, wanted.choices), head)
     return await TrackedCall(service, request, wanted).respond(shape, bool(body.stream))
