@@ -118,6 +118,28 @@ def test_token_prompts_echo_and_logprobs(client: openai.OpenAI) -> None:
     assert only.choices[0].text == "Hello"
 
 
+def test_a_prompts_tokens_have_the_log_probabilities_that_they_were_generated_with(
+    client: openai.OpenAI,
+) -> None:
+    """As evaluations score a text: they take the likeliest tokens, too. Nothing of it counts as cached."""
+    asked: Any = {"logprobs": 2, **GREEDY}
+    prompt, ids = [256, *range(60, 100)], {"return_token_ids": True}
+    made: Any = client.completions.create(prompt=prompt, max_tokens=30, **asked, extra_body=ids).choices[0]
+    asked["echo"] = True
+    whole: Any = client.completions.create(prompt=prompt + made.token_ids, max_tokens=0, **asked)
+    found, answer = whole.choices[0].logprobs, made.logprobs
+    assert found.token_logprobs[0] is found.top_logprobs[0] is None
+    assert len(found.tokens) == 71
+    assert found.token_logprobs[-30:] == pytest.approx(answer.token_logprobs, abs=1e-4)
+    for top, known in zip(found.top_logprobs[-30:], answer.top_logprobs, strict=True):
+        assert top == pytest.approx(known, abs=1e-4)
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    both: Any = client.completions.create(prompt=prompt, max_tokens=30, **asked).choices[0].logprobs
+    assert both.token_logprobs[1:] == pytest.approx(found.token_logprobs[1:], abs=1e-4)
+    alone: Any = client.completions.create(prompt=[72], max_tokens=1, **asked).choices[0].logprobs
+    assert (len(alone.tokens), alone.token_logprobs[0]) == (2, None)
+
+
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
         messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY
