@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,29 @@ from nearfar.edge_runtime.openai.records import (
     ToolCallDelta,
 )
 from nearfar.edge_runtime.tools.parts import CallPart
+
+
+@dataclass(frozen=True)
+class RankedLogprob:
+    """A token's log-probability, with its place among all tokens; the likeliest has 1, and None is
+    unknown.
+    """
+
+    token: str
+    logprob: float
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """What an answer of a server says of its prompt's tokens. `ids`: their ids; None: not asked for.
+
+    `logprobs`: for each token its log-probability and those of the likeliest tokens, by their ids, with the
+    token itself first; None for the first token of the prompt. Empty: not asked for.
+    """
+
+    ids: tuple[int, ...] | None = None
+    logprobs: tuple[Mapping[int, RankedLogprob] | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,8 +61,8 @@ class Piece:
     """The stop string that ended the answer; None also if a server does not say."""
     ids: tuple[int, ...] = ()
     """The piece's token ids, with the end token, where the request asks a server for them."""
-    prompt_ids: tuple[int, ...] | None = None
-    """The prompt's token ids, with the first piece of an answer that has `ids`."""
+    prompt: PromptTokens | None = None
+    """The prompt's tokens, with the first piece of an answer, where the request asks a server for them."""
 
     @property
     def empty(self) -> bool:

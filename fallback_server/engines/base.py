@@ -37,7 +37,8 @@ class EngineRequest:
     a request for vectors (ServerEngine.embed), `questions` for a request for log-probabilities
     (ServerEngine.score). `begin_answer`: the chat template begins the answer. `hints` say how much to think
     and to write, which a chat template may follow. `token_ids`: the answers have the token ids of the prompt
-    and of the text. `tokens_as_ids`: log-probabilities name each token by its id.
+    and of the text. `tokens_as_ids`: log-probabilities name each token by its id. `prompt_logprobs`: the
+    answers have the log-probabilities of the prompt's tokens, with that many likeliest tokens each.
     """
 
     id: str
@@ -57,6 +58,7 @@ class EngineRequest:
     logprobs: int | None = None
     token_ids: bool = False
     tokens_as_ids: bool = False
+    prompt_logprobs: int | None = None
     echo: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS

@@ -202,7 +202,7 @@ class Relay:
         try:
             with address.calling(path):
                 body, passing = self._body(only), self._passing(only)
-                if passing is not None and passing.whole and any(body.get(name) for name in WHOLE_ONLY):
+                if passing is not None and passing.whole and _whole_only(body):
                     stream = server.whole(path, body, answers, clock)
                 else:
                     stream = server.stream(path, body, answers, clock, passing)
@@ -262,6 +262,13 @@ class Relay:
         continues = self._before if self._request.choices == 1 else 0
         prompt = max(usage.prompt - continues, 0)
         self._usage = TokenUsage(others + prompt, self._before + usage.completion, min(usage.cached, prompt))
+
+
+def _whole_only(body: Mapping[str, Any]) -> bool:
+    """Whether a request asks for what servers do not stream. With prompt_logprobs 0 that is the
+    log-probability of each token of the prompt alone.
+    """
+    return any(body.get(name) not in (None, "") and body[name] is not False for name in WHOLE_ONLY)
 
 
 def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:

@@ -217,6 +217,7 @@ def _common(body: CompletionFields, name: str, dumped: dict[str, Any]) -> dict[s
         "ignore_eos": bool(body.ignore_eos),
         "token_ids": bool(body.return_token_ids),
         "tokens_as_ids": bool(body.return_tokens_as_token_ids),
+        "prompt_logprobs": body.prompt_logprobs,
         "grammar": _grammar(body),
         "priority": body.priority or 0,
         "body": dumped,

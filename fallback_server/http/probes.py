@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.errors import DESCRIBED
@@ -59,7 +59,7 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
         """Return how many requests this process has under way, in vLLM's shape."""
         return {"server_load": service.admission.requests}
 
-    @api.get("/metrics", response_model=None)
+    @api.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -281,6 +281,7 @@ class CompletionFields(SamplingFields):
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None, OPEN] = None
     user: Annotated[str | None, Field(max_length=512), SILENT] = None
     response_format: Annotated[ResponseFormat | None, OPEN] = None
     structured_outputs: Annotated[StructuredOutputs | None, OPEN] = None
@@ -298,7 +299,6 @@ class CompletionFields(SamplingFields):
     detokenize: Annotated[Any, Only((True,))] = None
     bad_words: Annotated[Any, Only(([],))] = None
     allowed_token_ids: Annotated[Any, Only()] = None
-    prompt_logprobs: Annotated[Any, Only()] = None
     truncate_prompt_tokens: Annotated[Any, Only()] = None
     logprob_token_ids: Annotated[Any, Only()] = None
     # The names of llama.cpp and SGLang for the form of an answer.
@@ -342,9 +342,11 @@ class CompletionFields(SamplingFields):
         return self
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> CompletionFields:
+    def _fits_a_stream(self) -> CompletionFields:
         if self.stream_options is not None and not self.stream:
             raise _concerning("stream_options", "stream_options needs stream: true")
+        if self.prompt_logprobs is not None and self.stream and not passes_on.get():
+            raise _concerning("prompt_logprobs", "prompt_logprobs needs an answer that is not streamed")
         return self
 
 

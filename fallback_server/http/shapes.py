@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
+from nearfar.edge_runtime.openai.pieces import Piece, RankedLogprob, whole_calls
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob, finite, logprob_record
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
@@ -53,12 +53,15 @@ class ResponseHead:
         """Return the field with a choice's token ids, if the response has it."""
         return {"token_ids": [token for piece in pieces for token in piece.ids]} if self.ids else {}
 
-    def prompt_ids(self, pieces: Iterable[Piece]) -> Record:
-        """Return the field with the prompt's token ids, if the response has it and the pieces begin an
-        answer.
-        """
-        found = next((piece.prompt_ids for piece in pieces if piece.prompt_ids is not None), None)
-        return {"prompt_token_ids": found} if self.ids and found is not None else {}
+    def prompt(self, pieces: Iterable[Piece]) -> Record:
+        """Return the fields about the prompt's tokens, if the pieces begin an answer that has them."""
+        told = (piece.prompt for piece in pieces if piece.prompt is not None)
+        # Of a chat's answers only the first has the log-probabilities.
+        found = max(told, key=lambda prompt: len(prompt.logprobs), default=None)
+        if found is None:
+            return {}
+        ids = {"prompt_token_ids": found.ids} if self.ids and found.ids is not None else {}
+        return {**ids, "prompt_logprobs": map(_by_id, found.logprobs)} if found.logprobs else ids
 
 
 class ChatShape:
@@ -73,7 +76,7 @@ class ChatShape:
         `first`: the piece that the stream has first, if any.
         """
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return {**self._chunk(choice, usage), **self._head.prompt_ids(() if index else first)}
+        return {**self._chunk(choice, usage), **self._head.prompt(() if index else first)}
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """Return the chunk with the next part of an answer."""
@@ -95,7 +98,7 @@ class ChatShape:
         """Return all answers as one response."""
         made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self.choices)))
         record = self._head.record("chat.completion", made, False)
-        return {**record, **self._head.prompt_ids(pieces), "usage": usage_record(usage)}
+        return {**record, **self._head.prompt(pieces), "usage": usage_record(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
         """Return the chunk with the usage."""
@@ -159,7 +162,7 @@ class CompletionShape:
             "text": "".join(piece.text for piece in pieces),
             "finish_reason": pieces[-1].finish if pieces else "abort",
             "logprobs": _parallel(logprobs, offsets) if logprobs else None,
-            **self._head.prompt_ids(pieces),
+            **self._head.prompt(pieces),
             **self._head.token_ids(pieces),
         }
 
@@ -222,6 +225,16 @@ def merged(parts: Seq[CallPart]) -> list[Record]:
 def content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
     """Return the log-probabilities in the chat completions' shape."""
     return {"content": map(logprob_record, logprobs), "refusal": None}
+
+
+def _by_id(entry: Mapping[int, RankedLogprob] | None) -> Record | None:
+    """Return the log-probabilities at one token of a prompt, in vLLM's shape."""
+    if entry is None:
+        return None
+    return {
+        str(token): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.token}
+        for token, one in entry.items()
+    }
 
 
 def _top(item: TokenLogprob) -> Record | None:

@@ -206,7 +206,8 @@ def test_token_ids_of_an_upstream_are_passed_on(front: Front) -> None:
     assert (whole["prompt_token_ids"], whole["choices"][0]["token_ids"]) == ([5, 6], [7, 8, 9])
 
 
-def test_what_servers_do_not_stream_is_asked_for_whole(front: Front) -> None:
+@pytest.mark.parametrize("most", [1, 0])
+def test_what_servers_do_not_stream_is_asked_for_whole(front: Front, most: int) -> None:
     whole = {
         "id": "w",
         "object": "chat.completion",
@@ -217,7 +218,7 @@ def test_what_servers_do_not_stream_is_asked_for_whole(front: Front) -> None:
     }
     with Cloud(chatting(completions=lambda _: iter([reply("200 OK", whole)]))) as cloud:
         client = front(cloud)
-        assert client.post(CHAT, json=chat(prompt_logprobs=1)).json() == whole
+        assert client.post(CHAT, json=chat(prompt_logprobs=most)).json() == whole
         assert cloud.posts(CHAT)[0]["stream"] is False
         assert 'generation_tokens_total{model_name="m"} 1.0' in client.get("/metrics").text
 

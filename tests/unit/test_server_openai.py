@@ -140,6 +140,32 @@ def test_a_prompts_tokens_have_the_log_probabilities_that_they_were_generated_wi
     assert (len(alone.tokens), alone.token_logprobs[0]) == (2, None)
 
 
+def test_prompt_logprobs_in_vllms_shape(client: openai.OpenAI) -> None:
+    """The prompt's own token comes first, also where others are likelier; a chat has them once."""
+    ids: Any = {"return_token_ids": True, "prompt_logprobs": 3}
+    many: Any = client.completions.create(prompt=["Hello", "Ho"], max_tokens=1, **GREEDY, extra_body=ids)
+    once: Any = client.chat.completions.create(messages=HELLO, max_tokens=1, n=2, **GREEDY, extra_body=ids)
+    assert not any(hasattr(choice, "prompt_logprobs") for choice in once.choices)
+    for made in (*many.choices, once):
+        first, *rest = made.prompt_logprobs
+        assert first is None
+        assert [int(next(iter(entry))) for entry in rest] == made.prompt_token_ids[1:]
+        for entry in rest:
+            own, *others = entry.values()
+            ranked = {one["rank"]: one["logprob"] for one in entry.values() if one["rank"]}
+            assert [ranked[at] for at in (1, 2, 3)] == sorted(ranked.values(), reverse=True)
+            assert own["rank"] or own["logprob"] <= others[-1]["logprob"]
+    echoed: Any = client.completions.create(
+        prompt="Hello", echo=True, max_tokens=0, logprobs=0, **GREEDY, extra_body=ids
+    )
+    own = [next(iter(entry.values())) for entry in echoed.choices[0].prompt_logprobs[1:]]
+    assert echoed.choices[0].logprobs.token_logprobs[1:] == [one["logprob"] for one in own]
+    assert [len(top) for top in echoed.choices[0].logprobs.top_logprobs[1:]] == [1] * len(own)
+    with pytest.raises(openai.BadRequestError, match="not streamed") as refused:
+        client.completions.create(prompt="Hello", stream=True, **GREEDY, extra_body=ids)
+    assert refused.value.param == "prompt_logprobs"
+
+
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
         messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY

@@ -261,7 +261,7 @@ def test_a_field_of_another_api_is_not_told_with_one_that_looks_like_it(http: Te
         ("prediction", {}, "prediction: this server takes only null here; leave the field out"),
         ("functions", [{"name": "f"}], "functions: this server takes only null here; use tools"),
         ("function_call", "auto", "function_call: this server takes only null here; use tool_choice"),
-        ("prompt_logprobs", 1, "prompt_logprobs: this server takes only null here; leave the field out"),
+        ("prompt_logprobs", -1, "prompt_logprobs: this must be at least 0, not -1"),
         ("stream", "yes", "stream: this must be true or false, not 'yes'"),
         ("tools", {}, "tools: this must be a list"),
         ("messages", "Hello", "messages: this must be a list, not 'Hello'"),
