@@ -96,8 +96,9 @@ class EngineRequest:
 
     @property
     def usage_asked(self) -> bool:
-        """Whether the client wants the usage in a stream."""
-        return any(self.stream_options.get(name) for name in ("include_usage", "continuous_usage_stats"))
+        """Whether the client wants the usage in a stream: `include_usage` alone says it, if it is given."""
+        asked = self.stream_options.get("include_usage")
+        return bool(self.stream_options.get("continuous_usage_stats") if asked is None else asked)
 
 
 @dataclass(frozen=True)

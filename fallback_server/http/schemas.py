@@ -311,9 +311,10 @@ class CompletionFields(SamplingFields):
     @field_validator("logit_bias")
     @classmethod
     def _token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
-        for token in bias or {}:
-            if not (token.isascii() and token.isdigit() and len(token) < 10):
-                raise ValueError(f"{token!r:.40} is not a token id")
+        wrong = [key for key in bias or {} if not (key.isascii() and key.isdigit() and len(key) < 10)]
+        if wrong:
+            named = ", ".join(f"{key!r:.40}" for key in wrong[:3])
+            raise ValueError(f"{named} {'is not a token id' if len(wrong) == 1 else 'are not token ids'}")
         return bias
 
     @classmethod

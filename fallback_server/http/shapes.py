@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nearfar.edge_runtime.openai.pieces import Piece, RankedLogprob, whole_calls
@@ -76,7 +76,8 @@ class ChatShape:
         `first`: the piece that the stream has first, if any.
         """
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return {**self._chunk(choice, usage), **self._head.prompt(() if index else first)}
+        chunk = self._chunk(choice, replace(usage, completion=0))  # the first piece has a chunk of its own
+        return {**chunk, **self._head.prompt(() if index else first)}
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """Return the chunk with the next part of an answer."""
@@ -238,15 +239,12 @@ def _by_id(entry: Mapping[int, RankedLogprob] | None) -> Record | None:
 
 
 def _top(item: TokenLogprob) -> Record | None:
-    """Return the likeliest tokens and the token itself, which is always among them; None for the first token
-    of a prompt, which has no log-probability.
+    """Return the token itself, then the likeliest tokens; None for the first token of a prompt, which has no
+    log-probability.
     """
     if math.isnan(item.logprob):
         return None
-    return {
-        **{_name(other): finite(other.logprob) for other in item.top_logprobs},
-        _name(item): finite(item.logprob),
-    }
+    return {_name(one): finite(one.logprob) for one in (item, *item.top_logprobs)}
 
 
 def _name(token: TokenLogprob | TopLogprob) -> str:

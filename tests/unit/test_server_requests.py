@@ -266,6 +266,8 @@ def test_a_field_of_another_api_is_not_told_with_one_that_looks_like_it(http: Te
         ("tools", {}, "tools: this must be a list"),
         ("messages", "Hello", "messages: this must be a list, not 'Hello'"),
         ("logit_bias", [1], "logit_bias: this must be an object"),
+        ("logit_bias", {"a": 1}, "logit_bias: 'a' is not a token id"),
+        ("logit_bias", {"a": 1, "5": 1, "b": 1}, "logit_bias: 'a', 'b' are not token ids"),
         ("response_format", "json", "response_format: this must be an object, not 'json'"),
         ("temperature", "hot", "temperature: this must be a number, not 'hot'"),
         ("seed", 1.5, "seed: this must be a whole number, not 1.5"),
