@@ -62,16 +62,15 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, data: Any) -> Any:
-        """Drop unknown fields where they are ignored or passed on. Where they are rejected, count them first:
-        each is a separate error.
+        """Drop unknown fields where they are ignored or passed on; those that are passed on are not named
+        here. Where unknown fields are rejected, count them first: each is a separate error.
         """
         if not isinstance(data, dict):
             return data
-        found = ignored.get()
-        if found is not None or passes_on.get():
+        if (found := ignored.get()) is not None:
             known = {field.alias or name for name, field in cls.model_fields.items()}
             for name in data:
-                if found is not None and name not in known:
+                if name not in known and not passes_on.get():
                     found.add(cls.place + name)
             return {name: value for name, value in data.items() if name in known}
         if len(data) > len(cls.model_fields) + UNKNOWN:
@@ -98,7 +97,8 @@ def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: Validat
     except ValidationError:
         if (found := ignored.get()) is None:
             raise
-        found.add(str(info.field_name))
+        if not passes_on.get():
+            found.add(str(info.field_name))
         return None
 
 
@@ -132,7 +132,7 @@ def _or_passed(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:
-        if passes_on.get() and ignored.get() is None:
+        if passes_on.get():
             return None
         raise
 
@@ -178,7 +178,7 @@ class Only:
         return any(type(value) is type(known) and value == known for known in (None, *self.values))
 
     def _check(self, value: Any) -> Any:
-        if self.idle(value) or (passes_on.get() and ignored.get() is None):
+        if self.idle(value) or passes_on.get():
             return value
         taken = " or ".join(json.dumps(known) for known in self.values)
         taken = f"{taken} here, which changes nothing" if taken else "null here"

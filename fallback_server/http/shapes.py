@@ -19,11 +19,12 @@ from nearfar.fallback_server.engines.base import TokenUsage
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ResponseHead:
     """The fields that all records of a response begin with.
 
-    `usage`: a stream's chunks have the field usage; it is null, or the tokens so far with `continuous`.
+    `model`: the model that answers; it may be known only when the answer begins. `usage`: a stream's
+    chunks have the field usage; it is null, or the tokens so far with `continuous`.
     `ids`: the response has the token ids of the prompt and of each choice.
     """
 
@@ -244,7 +245,8 @@ def _top(item: TokenLogprob) -> Record | None:
     """
     if math.isnan(item.logprob):
         return None
-    return {_name(one): finite(one.logprob) for one in (item, *item.top_logprobs)}
+    every: tuple[TokenLogprob | TopLogprob, ...] = (item, *item.top_logprobs)
+    return {_name(one): finite(one.logprob) for one in every}
 
 
 def _name(token: TokenLogprob | TopLogprob) -> str:

@@ -26,10 +26,9 @@ def skip(name: str) -> None:
     """Leave out a field that this server does not know. The answer's header names it, or a strict server
     rejects it with ValueError. To be called while a request is validated.
     """
-    found = ignored.get()
-    if found is not None:
+    if (found := ignored.get()) is not None:
         found.add(name)
-    elif not passes_on.get():
+    else:
         raise ValueError(f"{name!r:.80} is not known here; leave it out")
 
 
@@ -55,11 +54,14 @@ def as_chat(
     Raises RequestError, in terms of the chat completion's fields, where they do not fit together.
     """
     given = present(**fields)
+    token = passes_on.set(service.engine.passes_on)  # images are for an upstream that may read them
     try:
         body = ChatRequest.model_validate({**given, "model": model})
     except ValidationError as error:
         problem = validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
         raise RequestError(problem.message, problem.param) from error
+    finally:
+        passes_on.reset(token)
     return asked(service, request, body)
 
 
