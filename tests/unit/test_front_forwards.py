@@ -96,6 +96,25 @@ def test_a_stream_of_responses_is_passed_on_event_by_event(front: Front) -> None
         assert 'request_generation_tokens_sum{model_name="ours"} 9.0' in client.get("/metrics").text
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"input_tokens": 2, "cache_read_input_tokens": 5, "output_tokens": 3},
+        {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 5}, "output_tokens": 3},
+    ],
+)
+def test_cached_tokens_of_forwarded_requests_are_counted(front: Front, usage: Json) -> None:
+    """Anthropic's API counts cached tokens apart from the other tokens of a prompt, OpenAI's among them."""
+    with server({"/v1/messages": SALTED}, reply("200 OK", {"model": "m", "usage": usage})) as cloud:
+        client = front(cloud)
+        body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+        assert client.post("/v1/messages", json=body).status_code == 200
+        text = client.get("/metrics").text
+    for kind, tokens in (("prompt", 7.0), ("cached", 5.0), ("generation", 3.0)):
+        assert f'key_tokens_total{{key="anonymous",kind="{kind}",model_name="m"}} {tokens}' in text
+    assert 'nearfar:prefix_cache_hits_total{model_name="m"} 5.0' in text
+
+
 def test_a_response_that_may_be_continued_is_answered_here(front: Front) -> None:
     with server({"/v1/responses": SALTED}, STREAM) as cloud:
         front(cloud).post("/v1/responses", json={"model": "m", "input": "Hi"})
