@@ -32,6 +32,7 @@ from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS
 from nearfar.format.manifest import FORMAT, File, Manifest, TokenizerFiles, Weights
 from nearfar.format.manifest_file import document
+from nearfar.format.scales import VALUE_BITS
 from nearfar.format.seal import seal
 from nearfar.interruptible import Stopped
 from nearfar.kernels.contract import PRODUCTS
@@ -87,7 +88,7 @@ def build(
             "--help)"
         )
     _check_room(sources, options)
-    for line in (*source.notes, *_made_anew(sources)):
+    for line in (*source.notes, *_made_anew(sources), *_made_wider(source, sources)):
         tell(line)
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
@@ -143,6 +144,27 @@ def _made_anew(sources: Mapping[str, Source]) -> Iterator[str]:
         if parts:
             kept = "; all else keeps its codes" if source.keeps else ""
             yield f"weights for {', '.join(names)}: {', '.join(parts)}{kept}"
+
+
+def _made_wider(source: Source, sources: Mapping[str, Source]) -> Iterator[str]:
+    """Yield a line for each set of targets that store the values of a table in place of its codes."""
+    tabled = _with_tables(source)
+    for names, stored in _alike(sources):
+        if wide := len(tabled - _with_tables(stored)):
+            what = "1 matrix takes" if wide == 1 else f"{wide:,} matrices take"
+            yield (
+                f"{what} {VALUE_BITS} bits a weight for {', '.join(names)}, because kernels there have no "
+                "tables for the checkpoint's codes: build with --requantize q4 for small ones, at a loss"
+            )
+
+
+def _with_tables(source: Source) -> set[str]:
+    """The matrices whose codes stand for the values of a table."""
+    return {
+        name
+        for name, matrix in source.matrices.items()
+        if any(piece.scales.table for piece in matrix.pieces or (matrix,))
+    }
 
 
 def _alike(sources: Mapping[str, Source]) -> list[tuple[list[str], Source]]:

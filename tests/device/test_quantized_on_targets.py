@@ -16,6 +16,7 @@ from nearfar.cli import build as cli
 from nearfar.cli import serve
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.devices import device_names
+from nearfar.format.scales import IQ4
 from nearfar.kernels.buckets import Buckets
 from tests.support.backends import require
 from tests.support.commands import nearfar
@@ -69,6 +70,9 @@ def test_each_type_of_gguf_on_each_target(
     anew = {was: to for was, to in GROUPS_OF_16.items() if was in stored(kind)} if target == "mlx" else {}
     said = [line for line in done.stderr.splitlines() if "weights for" in line]
     assert len(said) == (1 if anew or kind == "partly floats" else 0), done.stderr
+    if command == "build":
+        wider = [line for line in done.stderr.splitlines() if f"8 bits a weight for {target}" in line]
+        assert len(wider) == (kind in IQ4 and target not in ("cpu", "wasm")), done.stderr
     for was, to in anew.items():
         assert f"{was} becomes {to}" in said[0]
 
