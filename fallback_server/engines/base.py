@@ -130,6 +130,11 @@ class Prepared:
     beginning: str = ""
     labels: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
+    @property
+    def estimated(self) -> bool:
+        """Whether `prompt_tokens` is an estimate, because the tokenizer is elsewhere."""
+        return not self.prompts
+
 
 class Answers(Protocol):
     """The answers of one request as they are generated."""

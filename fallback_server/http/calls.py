@@ -44,6 +44,11 @@ from nearfar.remote.chunks import Passed
 
 TOKEN_BYTES = 200
 """Bytes of a whole answer of an upstream that count as one token under way."""
+CHOSEN = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages",
+    "/v1/messages/count_tokens", "/api/chat", "/api/generate",
+)  # fmt: skip
+"""Paths whose requests may name `auto`: a model is chosen by what they ask."""
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
 
@@ -93,6 +98,21 @@ class Service:
             raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
         return found
 
+    def single(self, info: ModelInfo, path: str, tenant: Tenant) -> ModelInfo:
+        """Return a model that a path can take. Raises ApiError where a path needs one model and the name
+        stands for several.
+        """
+        if not info.stands_for or path in CHOSEN:
+            return info
+        models = ", ".join(model for model in info.stands_for if tenant.allows(model))
+        raise ApiError(
+            400,
+            f"{info.id!r} is chosen for chats and completions only; for {path} name one of these models: "
+            f"{models}",
+            "model",
+            "model_not_single",
+        )
+
     def named(self, model: str | None, tenant: Tenant) -> str:
         """Return the requested model; for a request without one, the only model that its tenant may use.
         Names of an engine that computes here are names of one model. Raises ApiError where several models
@@ -121,9 +141,9 @@ def _ticket_of(request: Request) -> AdmittedRequest:
     return ticket
 
 
-def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
+def _requested(service: Service, wanted: EngineRequest, path: str) -> ModelInfo:
     """Return the requested model. Raises an error for a model that does not exist or is not for this key
-    (which looks the same), or for more urgency than the key may request.
+    (which looks the same) or for this path, or for more urgency than the key may request.
     """
     tenant, model = wanted.tenant, wanted.model
     if not service.engine.models():
@@ -143,7 +163,7 @@ def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
             "priority",
             "priority",
         )
-    return found
+    return service.single(found, path, tenant)
 
 
 class TrackedCall:
@@ -257,7 +277,7 @@ class TrackedCall:
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         """Admit the call and answer it; end it here unless a stream ends it later."""
         try:
-            self._listed = _requested(self.service, self.wanted)
+            self._listed = _requested(self.service, self.wanted, self.request.url.path)
             if not self._listed.stands_for:
                 self._metrics = self.service.metrics.of(self.wanted.model)
             if self.service.draining:
