@@ -6,7 +6,8 @@
 VLLM_SOURCE is the unpacked source distribution of vLLM, which stays as it is: a copy of its `tests` runs with
 another `utils.py`, whose server is the one at the URL, and with stand-ins for vLLM's own modules. Tests
 that need these modules fail. The server serves its model under all names that the tests use. TOKENIZER is
-the folder of the model's tokenizer. The last line has the counts, and `--report FILE` gets a line of JSON for
+the folder of the model's tokenizer. Some answers end only with the context: give the server a --kv-memory
+that holds 8,192 tokens. The last line has the counts, and `--report FILE` gets a line of JSON for
 each test.
 """
 
