@@ -44,6 +44,7 @@ from nearfar.fallback_server.http.middleware import (
     Targets,
 )
 from nearfar.fallback_server.http.passing import Forwarder, absent
+from nearfar.fallback_server.http.paths import PATHS
 from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.remote.server import NATIVE
@@ -110,7 +111,7 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
-    app.add_middleware(Paths, paths=(*errors.PATHS, *(NATIVE if engine.passes_on else ())))
+    app.add_middleware(Paths, paths=(*PATHS, *(NATIVE if engine.passes_on else ())))
     app.add_middleware(Rests, limits=options.limits)
     app.add_middleware(RequestIds)
     app.add_middleware(Targets)

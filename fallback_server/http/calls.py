@@ -35,6 +35,7 @@ from nearfar.fallback_server.http.ignoring import ignore
 from nearfar.fallback_server.http.limits import Admission, AdmittedRequest, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
+from nearfar.fallback_server.http.names import own_names
 from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.tracing import Tracer, TraceSpan
@@ -237,7 +238,7 @@ class TrackedCall:
                     yield part.data
             self._status, self._outcome = 200, "ok"
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, self.request)
             self._status, self._outcome = problem.status, _outcome(problem)
             yield event(problem.told(self.request.url.path), "error")
         finally:
@@ -260,7 +261,7 @@ class TrackedCall:
             await self._end(GONE, "aborted")
             raise
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, self.request)
             await self._end(problem.status, _outcome(problem))
             return problem.response(self.request.url.path)
 
@@ -318,7 +319,7 @@ class TrackedCall:
         """
         prepared = self._prepared = await self.service.engine.prepare(self.wanted)
         if prepared.ignored:
-            ignore(prepared.ignored)
+            ignore(own_names(self.request, prepared.ignored))
         return prepared
 
     async def _prepare(self) -> Prepared:
@@ -376,7 +377,7 @@ class TrackedCall:
             await self._finish()
             yield last
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, self.request)
             self._status, self._outcome = problem.status, _outcome(problem)
             await self._finish()
             for data in shape.failed(problem):

@@ -64,7 +64,8 @@ def ignore(names: Sequence[str]) -> None:
     found = ignored.get()
     if found is None:
         raise RequestError(
-            f"this model's chat template knows no {names[0]}, so it would change nothing; leave it out",
+            f"{names[0]}: this model's chat template has no variable for it, so it changes nothing; leave it "
+            "out",
             names[0],
         )
     for name in names:

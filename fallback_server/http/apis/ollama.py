@@ -20,6 +20,7 @@ from nearfar.fallback_server.http.fields import (
     JsonObject,
     Name,
     Only,
+    Parameters,
     Strict,
     few,
     many,
@@ -31,6 +32,10 @@ from nearfar.format.requests import MAX_TOOLS
 NO_IMAGES = "this server reads no images"
 
 
+Loading = Annotated[Any, Only(instead="set it when the server starts"), SILENT]
+"""An option for loading a model."""
+
+
 class Options(SamplingFields):
     """Sampling options under llama.cpp's names. Options for loading a model are set when the server
     starts.
@@ -39,6 +44,12 @@ class Options(SamplingFields):
     place = "options."
     repeat_penalty: float | None = within("repetition_penalty")
     num_predict: int | None = Field(None, ge=-2, le=2**31 - 1)
+    num_ctx: Loading = None
+    num_batch: Loading = None
+    num_gpu: Loading = None
+    main_gpu: Loading = None
+    num_thread: Loading = None
+    use_mmap: Loading = None
 
     @property
     def chat(self) -> Record:
@@ -88,7 +99,7 @@ class OllamaFunction(Strict):
     place = "tools.function."
     name: Name
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: Parameters | None = None
 
 
 class OllamaTool(Strict):
