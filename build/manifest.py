@@ -14,6 +14,7 @@ from nearfar.build.weights.stream import KEPT, WeightsReport
 from nearfar.format import buffers as table
 from nearfar.format.manifest import (
     OLDEST,
+    SCALED,
     VERSION,
     Buffer,
     Cache,
@@ -113,8 +114,11 @@ def _rope(rope: StepRope, long: str | tuple[float, ...], short: str | tuple[floa
 
 def version(matrices: Mapping[str, Matrix]) -> int:
     """The oldest version of the format whose readers understand how the matrices are stored."""
-    pairs = all(matrix.scales == PAIRS and not matrix.pieces for matrix in matrices.values())
-    return OLDEST if pairs else VERSION
+    found = [piece for matrix in matrices.values() for piece in (matrix.pieces or (matrix,))]
+    if any(piece.scales.table for piece in found):
+        return VERSION
+    pieces = any(matrix.pieces for matrix in matrices.values())
+    return SCALED if pieces or any(piece.scales != PAIRS for piece in found) else OLDEST
 
 
 def quantization(scheme: str, matrices: dict[str, Matrix], report: WeightsReport) -> Quantization:

@@ -151,7 +151,8 @@ class RunningProgram:
 class BackendStats:
     """Figures of an engine. `running`, `waiting` and `cache_usage` (in [0, 1]) are current values; the others
     count from the engine's start. `program` is set for an engine that runs an artifact. `memory`: bytes of
-    the device's memory in use, by weights, KV cache and workspaces; 0 where it is unknown.
+    the device's memory in use, by weights, KV cache and workspaces; 0 where it is unknown. `by_model`: the
+    same figures of each model, where the engine has several.
     """
 
     running: int
@@ -166,6 +167,7 @@ class BackendStats:
     restarts: int
     program: RunningProgram | None = None
     memory: int = 0
+    by_model: Mapping[str, BackendStats] = field(default_factory=dict)
 
 
 class Backend(Protocol):

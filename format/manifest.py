@@ -21,9 +21,11 @@ from nearfar.step.params import Param
 from nearfar.step.shapes import Parts
 
 FORMAT = "nearfar-artifact"
-VERSION = 4
-"""The newest version of the format. Manifests in which a matrix has other scales than float16 pairs, or
-pieces, have it; all others have OLDEST.
+VERSION = 5
+"""The newest version of the format. Manifests in which the codes of a matrix have a table have it."""
+SCALED = 4
+"""The version of manifests in which a matrix has other scales than float16 pairs, or pieces, and none has a
+table; all others have OLDEST.
 """
 OLDEST = 3
 """The oldest version that is read."""

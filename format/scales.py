@@ -1,27 +1,40 @@
-"""How the scales of a quantized matrix are stored, and how many bytes a quantized matrix takes."""
+"""How the scales of a quantized matrix are stored, what its codes stand for, and how many bytes it takes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 HALF = 16
 """Bits of a float16."""
+Table = Literal["iq4"]
+"""The name of a table of codes' values."""
+TABLES: Mapping[Table, tuple[int, ...]] = {
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+"""The values of the codes 0, 1, … by table, each an integer of 8 bits. `iq4` is that of IQ4_NL and IQ4_XS."""
+VALUE_BITS = 8
+"""Bits of a table's values, as codes that need no table."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """How the groups of a matrix store their scales. A weight is scale · code + offset.
+    """How the groups of a matrix store their scales, and what a code stands for. A weight is scale · code +
+    offset.
 
     `bits`: bits of a group's scale; 16: a float16, fewer: an integer, which the float16 of its superblock
     multiplies. `offsets`: whether a group stores an offset of as many bits (with integers: the weight is
     scale · code − offset, and a superblock has a second float16). Without offsets a weight is scale · (code −
     2^(bits of a code − 1)), and an integer scale is signed: 2^(bits − 1) is subtracted from what is stored.
-    `superblock`: the number of inputs that share float16 factors; 0: scales have one level.
+    `superblock`: the number of inputs that share float16 factors; 0: scales have one level. `table`: a weight
+    is scale · the value that this table of TABLES has for its code; there are no offsets.
     """
 
     bits: int = HALF
     offsets: bool = True
     superblock: int = 0
+    table: Table | None = None
 
     @property
     def values(self) -> int:
@@ -31,23 +44,38 @@ class Scales:
     @property
     def label(self) -> str:
         """The suffix of a scheme's name in kernels' names: nothing for float16 pairs, `s` for scales alone,
-        such as `k6` for integers without offsets, and `k6o` for integers with offsets.
+        such as `k6` for integers without offsets, and `k6o` for integers with offsets; then the table's name.
         """
+        named = self.table or ""
         if not self.superblock:
-            return "" if self.offsets else "s"
-        return f"k{self.bits}" + "o" * self.offsets
+            return named if self.offsets else "s" + named
+        return f"k{self.bits}" + "o" * self.offsets + named
 
     @property
     def words(self) -> str:
         """The way of storing scales in words, for messages."""
+        if self.table:
+            return f"{self.linear.words} and the table {self.table}"
         if not self.superblock:
             return "float16 scales and offsets" if self.offsets else "float16 scales"
         what = "scales and offsets" if self.offsets else "scales"
         return f"{what} of {self.bits} bits in superblocks of {self.superblock}"
 
+    @property
+    def linear(self) -> Scales:
+        """The way of storing the same scales for codes without a table."""
+        return replace(self, table=None) if self.table else self
+
+    @property
+    def centre(self) -> int:
+        """The number that is subtracted from a stored integer scale."""
+        return 0 if self.offsets else 1 << (self.bits - 1)
+
     def zero(self, bits: int) -> int:
-        """The code of the weight 0 where groups store no offset, for codes of `bits` bits; 0 with offsets."""
-        return 0 if self.offsets else 1 << (bits - 1)
+        """The code of the weight 0 where groups store no offset, for codes of `bits` bits; 0 with offsets,
+        and with a table, whose values are signed.
+        """
+        return 0 if self.offsets or self.table else 1 << (bits - 1)
 
     def fits(self, k: int) -> bool:
         """Whether rows of k inputs are whole superblocks."""
@@ -72,8 +100,12 @@ OF_GGUF = {
     "Q5_K": Scales(6, True, 256), "Q6_K": Scales(8, False, 256),
 }  # fmt: skip
 """Two levels, by the names of GGUF's types."""
-ALL = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()))
-"""All ways of storing scales."""
+LINEAR = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()))
+"""All ways of storing scales of codes without a table."""
+IQ4 = {"IQ4_NL": Scales(offsets=False, table="iq4"), "IQ4_XS": Scales(6, False, 256, "iq4")}
+"""The ways with a table, by the names of GGUF's types."""
+ALL = (*LINEAR, *IQ4.values())
+"""All ways."""
 
 
 def matrix_bytes(n: int, k: int, bits: int, group: int, scales: Scales = PAIRS) -> int:

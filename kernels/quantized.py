@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.format.scales import ALL, PAIRS, Scales, matrix_bytes
+from nearfar.format.scales import ALL, PAIRS, TABLES, Scales, matrix_bytes
 from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
@@ -122,12 +122,18 @@ class StorableMatrices:
         return not matrix.quantized or (matrix.group in self.groups and matrix.scales in self.scales)
 
 
+def values_of(codes: npt.NDArray[np.uint8], scales: Scales) -> npt.NDArray[Any]:
+    """The numbers that codes stand for before they are scaled: themselves, or a table's values, int8."""
+    return codes if scales.table is None else np.array(TABLES[scales.table], np.int8)[codes]
+
+
 @dataclass(frozen=True)
 class QuantTensor:
     """Rows of a quantized matrix: `words` uint32 [n, k*bits/32] (codes.py); `scales` and `biases` [n,
     k/group].
 
-    They are float16 in MLX's form: w = scales · code + biases. With `units`, float16 [n, k/superblock, 2],
+    They are float16 in MLX's form: w = scales · code + biases. If the scheme has a table, its values take the
+    place of codes here and below, and biases are zeros. With `units`, float16 [n, k/superblock, 2],
     they are uint8, as format.scales.Scales says: w = (units[0] · scales) · code − units[1] · biases; if the
     scheme has no offsets, w = units[0] · (scales − 2^(bits of a scale − 1)) · (code − zero), and `biases` and
     units[1] are zeros.

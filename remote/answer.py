@@ -42,7 +42,7 @@ class AnswerEvents:
         self._begun: set[int] = set()
         self._finished: set[int] = set()
         self._failure: Exception | None = None
-        self._merger = Merger() if passing is not None and passing.whole else None
+        self._merger = Merger(passing.model) if passing is not None and passing.whole else None
         self._id = ""
         self._named = False
         self._held = b""  # events before the first part: until then another server may be asked

@@ -27,9 +27,11 @@ INDEXED = 256
 class Merger:
     """The whole answer of a stream so far. `add` takes the records of its events in order."""
 
-    def __init__(self, whole: Mapping[str, Any] | None = None) -> None:
-        """`whole`: the answer of a call that was not streamed."""
-        self._whole = whole
+    def __init__(self, model: str | None = None, whole: Mapping[str, Any] | None = None) -> None:
+        """`model`: the client's name for the model, where the server has another. `whole`: the answer of a
+        call that was not streamed.
+        """
+        self._model, self._whole = model, whole
         self._head: Json = {}
         self._choices: dict[int, Json] = {}
         self._usage: Any = None
@@ -43,12 +45,15 @@ class Merger:
             _merge(kept, choice)
 
     def record(self, model: str) -> Json:
-        """Return the whole answer, under the client's name of the model."""
+        """Return the whole answer. It names the model as the server does, or by the client's name where that
+        is another. `model`: the name where the server gives none.
+        """
+        named = self._model or (self._head if self._whole is None else self._whole).get("model") or model
         if self._whole is not None:
-            return {**self._whole, "model": model}
+            return {**self._whole, "model": named}
         kind = str(self._head.get("object", "")).removesuffix(".chunk")
         choices = [_choice(self._choices[index]) for index in sorted(self._choices)]
-        made: Json = {**self._head, "object": kind, "model": model, "choices": choices}
+        made: Json = {**self._head, "object": kind, "model": named, "choices": choices}
         return made if self._usage is None else {**made, "usage": self._usage}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +39,8 @@ CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
     "/v1/embeddings",
     "/v1/models",
 )
+IGNORED_HEADER = "x-nearfar-ignored"
+"""The header in which a nearfar server names the fields of a request that it ignored."""
 RESPONSES, MESSAGES, OPENAPI = "/v1/responses", "/v1/messages", "/openapi.json"
 NATIVE = (
     RESPONSES, f"{RESPONSES}/input_tokens", MESSAGES, f"{MESSAGES}/count_tokens", "/v1/rerank", "/v2/rerank",
@@ -53,6 +55,7 @@ PATHS = (
     *(path.removeprefix("/v1").removeprefix("/v2") for path in NATIVE),
 )  # fmt: skip
 """The only paths that are ever requested."""
+Heard = Callable[[Mapping[str, str]], object]
 Paths = Mapping[str, ServerPath]
 """Paths of NATIVE that a server lists, each with its place on that server."""
 ANSWER_BYTES = 64 << 20
@@ -157,10 +160,13 @@ class Server:
         """Return a whole answer."""
         return await self._whole("POST", path, call, seconds or self.waits.first_token, ANSWER_BYTES)
 
-    async def embeddings(self, call: Mapping[str, Any], count: int) -> tuple[list[Vector], int]:
-        """Return the vectors of `count` inputs, and the tokens of these."""
+    async def embeddings(
+        self, call: Mapping[str, Any], count: int, heard: Heard = lambda headers: None
+    ) -> tuple[list[Vector], int]:
+        """Return the vectors of `count` inputs, and the tokens of these. `heard` gets the headers."""
         clock = Clock(self.waits.first_token)
         async with self._response("POST", EMBEDDINGS, call, clock) as response:
+            heard(response.headers)
             data = await clock.wait(body(response, ANSWER_BYTES))
             return await in_turns(read_vectors(data, count))
 
@@ -171,12 +177,13 @@ class Server:
         answers: int = 1,
         clock: Clock | None = None,
         passing: Passing | None = None,
+        heard: Heard = lambda headers: None,
     ) -> AsyncGenerator[StreamChunk, None]:
         """Yield a streamed answer, or the `answers` answers of one call. Once all have their finish reason,
         no error is raised any more.
 
         `clock`: the clock of the stream, for a caller that may stop it. `passing`: the chunks have the
-        events, to be passed on.
+        events, to be passed on. `heard` gets the answer's headers before its first chunk.
         """
         clock = clock or Clock(self.waits.first_token)
         clock.wind(self.waits.first_token)
@@ -191,6 +198,7 @@ class Server:
                 self._response("POST", path, call, clock) as response,
                 aclosing(datas(response)) as events,
             ):
+                heard(response.headers)
                 while (found := await clock.wait(anext(events, None))) is not None:
                     chunk = answer.read(found)
                     if chunk.parts:
@@ -205,18 +213,27 @@ class Server:
             log.info("upstream %s, after the end of an answer: %s", self.name, briefly(error))
 
     async def whole(
-        self, path: str, call: Mapping[str, Any], answers: int, clock: Clock
+        self,
+        path: str,
+        call: Mapping[str, Any],
+        answers: int,
+        clock: Clock,
+        passing: Passing,
+        heard: Heard,
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Yield the answers of a call that is not streamed, for requests that servers do not stream."""
+        """Yield the answers of a call that is not streamed, for requests that servers do not stream.
+        `passing`: how the answer is passed on. `heard` gets its headers.
+        """
         clock.wind(self.waits.whole)
         async with self._response("POST", path, {**call, "stream": False}, clock) as response:
+            heard(response.headers)
             record = read_object(await clock.wait(body(response, ANSWER_BYTES)))
             if record.get("error"):
                 raise event_error(self.name, record["error"])
             chunk = read_whole(record, chat=path == CHAT)
             if sorted({part.index for part in chunk.parts}) != [*range(answers)]:
                 raise ShapeError(f"{len(chunk.parts)} answers, but {answers} were asked for")
-        yield replace(chunk, merger=Merger(record), id=str(record.get("id") or "")[:MAX_ID])
+        yield replace(chunk, merger=Merger(passing.model, record), id=str(record.get("id") or "")[:MAX_ID])
 
     async def _whole(
         self,

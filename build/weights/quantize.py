@@ -23,9 +23,9 @@ import numpy.typing as npt
 from nearfar.build.weights.levels import two_levels
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.format.scales import PAIRS, Scales
+from nearfar.format.scales import PAIRS, VALUE_BITS, Scales
 from nearfar.kernels.codes import BITS, holds
-from nearfar.kernels.quantized import GROUPS, Array, QuantTensor
+from nearfar.kernels.quantized import GROUPS, Array, QuantTensor, values_of
 
 F32 = npt.NDArray[np.float32]
 
@@ -79,6 +79,11 @@ class Scheme:
     def label(self) -> str:
         """The scheme in words for messages, such as q4 in groups of 64."""
         return f"{self.name} in groups of {self.group_size}" if self.bits else self.name
+
+    @property
+    def linear(self) -> Scheme:
+        """The scheme that holds the same weights without a table: its codes are the table's values."""
+        return Scheme(VALUE_BITS, self.group_size, self.scales.linear) if self.scales.table else self
 
     def fits(self, k: int) -> bool:
         """Whether a matrix with k inputs can be quantized: its rows are whole groups, and their codes fill
@@ -202,7 +207,7 @@ def dequantize(tensor: QuantTensor, group: int, scales: Scales = PAIRS) -> F32:
     """Dequantize a matrix to float32 [n, k]: scale * q + bias. `scales`: how they are stored."""
     codes = tensor.codes
     n, k = codes.shape
-    weight = codes.reshape(n, k // group, group).astype(np.float32)
+    weight = values_of(codes, scales).reshape(n, k // group, group).astype(np.float32)
     scale, bias = scales_and_biases(tensor, scales)
     weight *= scale[..., None]
     weight += bias[..., None]
@@ -217,7 +222,7 @@ def scales_and_biases(tensor: QuantTensor, scales: Scales) -> tuple[F32, F32]:
     unit, least = units.astype(np.float32).transpose(2, 0, 1)
     if scales.offsets:
         return unit * tensor.scales, -least * tensor.biases
-    scale = unit * (tensor.scales.astype(np.float32) - scales.zero(scales.bits))
+    scale = unit * (tensor.scales.astype(np.float32) - scales.centre)
     return scale, scale * np.float32(-scales.zero(tensor.bits))
 
 

@@ -42,7 +42,7 @@ def ways(scheme: Scheme, k: int, held: StorableMatrices) -> list[Scheme]:
         fitting = [
             narrow
             for scales in held.scales
-            if way(scales) == name and scales.offsets == bool(scales.superblock)
+            if way(scales) == name and scales.offsets == bool(scales.superblock) and not scales.table
             and (narrow := Scheme(scheme.bits, scheme.group_size // 2, scales)).group_size in held.groups
             and narrow.fits(k) and _bytes(narrow, k) <= _bytes(scheme, k)
         ]  # fmt: skip

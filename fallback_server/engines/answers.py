@@ -108,11 +108,12 @@ class AnswerPieces:
 
 @dataclass
 class LocalAnswers:
-    """All answers of a request. `ended` is called when they are closed."""
+    """All answers of a request. `ended` is called when they are closed. `ignored`: see Answers."""
 
     choices: list[AnswerPieces]
     prompt_tokens: int
     ended: Callable[[], object]
+    ignored: str = ""
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield pieces of all answers as they come."""

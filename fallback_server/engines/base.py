@@ -139,6 +139,13 @@ class Answers(Protocol):
         """Yield pieces of all answers as they come; to be iterated once."""
         ...
 
+    @property
+    def ignored(self) -> str:
+        """The fields of the request that an upstream ignored, as its header names them; known with the first
+        piece.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Cancel what still runs. Must be called in any case, whether the pieces were iterated or not."""
         ...
@@ -152,22 +159,25 @@ class Answers(Protocol):
 @dataclass(frozen=True)
 class ModelInfo:
     """A model that the engine serves. `context_length` 0: unknown. `here`: the model is computed on this
-    machine.
+    machine. `stands_for`: the models of which the engine chooses one for each request under this name; empty
+    for the name of one model.
     """
 
     id: str
     context_length: int = 0
     here: bool = False
+    stands_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EmbeddingVectors:
     """One vector per input, as the model makes it (its length need not be 1), and the tokens of all
-    inputs.
+    inputs. `ignored`: the fields of the request that an upstream ignored, as its header names them.
     """
 
     vectors: Seq[Vector]
     tokens: int
+    ignored: str = ""
 
 
 @dataclass(frozen=True)

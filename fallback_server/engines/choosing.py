@@ -30,3 +30,8 @@ class AutoModels:
     small: str
     large: str
     choose: Callable[[EngineRequest, int, Standing, Standing], bool | None]
+
+    @property
+    def models(self) -> tuple[str, str]:
+        """Both models, the small one first."""
+        return self.small, self.large

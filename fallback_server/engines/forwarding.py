@@ -20,7 +20,7 @@ from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.events import blocks_of, body, data_of
 from nearfar.remote.forms import Form
-from nearfar.remote.server import ANSWER_BYTES, Server
+from nearfar.remote.server import ANSWER_BYTES, IGNORED_HEADER, Server
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,13 @@ _TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(; ?charset=[\w-]+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ForwardedChunk:
-    """A part of a forwarded answer. The first has its media type."""
+    """A part of a forwarded answer. The first has its media type, and the fields that the upstream ignored,
+    as its header names them.
+    """
 
     data: bytes
     type: str = ""
+    ignored: str = ""
 
     @property
     def streams(self) -> bool:
@@ -42,7 +45,7 @@ class ForwardedChunk:
 
 
 class ForwardedRequest:
-    """A forwarded request. `usage`: the tokens that the upstream told."""
+    """A forwarded request. `usage`: its tokens, estimated until the upstream has told them (`told`)."""
 
     def __init__(
         self, route: UpstreamRoute, prepared: Prepared, path: str, call: Mapping[str, Any] | Form
@@ -50,15 +53,24 @@ class ForwardedRequest:
         self._route, self._path, self._call = route, path, call
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._model = prepared.request.model
-        self.usage = TokenUsage(prepared.prompt_tokens)
+        self.usage, self.told = TokenUsage(prepared.prompt_tokens), False
         self._clock: Clock | None = None
 
     async def parts(self) -> AsyncGenerator[ForwardedChunk, None]:
-        """Yield the answer of the first address that gives one."""
+        """Yield the answer of the first address that gives one, and count its tokens."""
+        try:
+            async with aclosing(self._routed()) as parts:
+                async for part in parts:
+                    yield part
+        finally:
+            if self.told:
+                self._route.counts.add(self.usage)
+
+    async def _routed(self) -> AsyncGenerator[ForwardedChunk, None]:
         route, failures, begun = self._route, list[RemoteError](), False
         for address in route.book.candidates(self._affinity, self._path, route.model, route.attempts):
             try:
-                with address.calling(self._path):
+                with route.calling(address, self._path):
                     async with aclosing(
                         self._answer(address.server, address.paths[self._path].path)
                     ) as parts:
@@ -84,16 +96,17 @@ class ForwardedRequest:
         clock = self._clock = Clock(server.waits.whole)
         async with server.forwarding(path, self._call, clock) as response:
             kind = response.headers.get("content-type", "")
+            ignored = response.headers.get(IGNORED_HEADER, "")
             kind = kind if _TYPE.fullmatch(kind) else "application/octet-stream"
             if not kind.startswith(EVENTS):
                 data = await clock.wait(body(response, ANSWER_BYTES))
                 if data[:1] == b"{" and "content-type" not in response.headers:
                     kind = JSON
-                yield ForwardedChunk(self._named(data) if kind.startswith(JSON) else data, kind)
+                yield ForwardedChunk(self._named(data) if kind.startswith(JSON) else data, kind, ignored)
                 return
             clock.wind(server.waits.first_token)
             async for part in self._events(server, response, clock):
-                yield ForwardedChunk(part, kind)
+                yield ForwardedChunk(part, kind, ignored)
 
     async def _events(
         self, server: Server, response: httpx.Response, clock: Clock
@@ -127,8 +140,18 @@ class ForwardedRequest:
             usage = _of(place, "usage")
             prompt = _count(usage, "input_tokens", "prompt_tokens", "total_tokens")
             made = _count(usage, "output_tokens", "completion_tokens")
+            details = _of(usage, "input_tokens_details") or _of(usage, "prompt_tokens_details")
+            cached = _count(details, "cached_tokens")
+            # Anthropic counts the tokens that its cache had apart from the other tokens of the prompt.
+            apart = _count(usage, "cache_read_input_tokens")
+            prompt += apart + _count(usage, "cache_creation_input_tokens")
             if prompt or made:
-                self.usage = TokenUsage(prompt or self.usage.prompt, max(made, self.usage.completion))
+                before, self.told = self.usage, True
+                self.usage = TokenUsage(
+                    prompt or before.prompt,
+                    max(made, before.completion),
+                    min(cached + apart, prompt) if prompt else before.cached,
+                )
 
 
 def forwarded_call(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from nearfar.remote.chunks import Passed, StreamChunk, UsageCounts
 from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
-from nearfar.remote.server import CHAT, COMPLETIONS
+from nearfar.remote.server import CHAT, COMPLETIONS, IGNORED_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,20 @@ whole answer is read as a stream, so that a server that hangs is noticed, and th
 
 @dataclass
 class RelayFigures:
-    """Figures since the start."""
+    """Figures of a model since the start; `running`: calls under way now."""
 
+    running: int = 0
     prompt: int = 0
     generated: int = 0
     cached: int = 0
     retries: int = 0
     continued: int = 0
+
+    def add(self, usage: TokenUsage) -> None:
+        """Count the tokens of a whole answer."""
+        self.prompt += usage.prompt
+        self.cached += usage.cached
+        self.generated += usage.completion
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,16 @@ class UpstreamRoute:
     salts: bool
     priorities: bool
     counts: RelayFigures
+
+    @contextmanager
+    def calling(self, address: Address, path: str) -> Iterator[None]:
+        """Count a call to a path of an address as under way."""
+        self.counts.running += 1
+        try:
+            with address.calling(path):
+                yield
+        finally:
+            self.counts.running -= 1
 
 
 class Relay:
@@ -85,6 +102,8 @@ class Relay:
         self._clock: Clock | None = None
         self._ended_by: NearfarError | None = None
         self._stopped = False
+        self.ignored = ""
+        """The fields that the upstream ignored, as its header names them."""
         self.on_close: Callable[[], object] = lambda: None
 
     @property
@@ -199,12 +218,12 @@ class Relay:
         if self._stopped:
             raise StoppedError
         try:
-            with address.calling(path):
+            with self._route.calling(address, path):
                 body, passing = self._body(only), self._passing(only)
                 if passing is not None and passing.whole and any(body.get(name) for name in WHOLE_ONLY):
-                    stream = server.whole(path, body, answers, clock)
+                    stream = server.whole(path, body, answers, clock, passing, self._heard)
                 else:
-                    stream = server.stream(path, body, answers, clock, passing)
+                    stream = server.stream(path, body, answers, clock, passing, self._heard)
                 async with aclosing(stream) as chunks:
                     async for chunk in chunks:
                         if self._stopped:
@@ -219,6 +238,9 @@ class Relay:
             if usage is not None:
                 self._route.counts.prompt += self._usage.prompt - before
                 self._route.counts.cached += self._usage.cached
+
+    def _heard(self, headers: Mapping[str, str]) -> None:
+        self.ignored = headers.get(IGNORED_HEADER, "")
 
     def _passing(self, only: int | None) -> Passing | None:
         """How the events of a call are passed on; None where they are read and written again: answers that
@@ -257,7 +279,9 @@ class Relay:
         """Take in the upstream's token counts. In a continued answer the upstream counts the answer's first
         part as prompt; it is subtracted. `others`: prompt tokens of earlier calls.
         """
-        self._seen = max(self._seen, self._before + usage.completion)
+        seen = max(self._seen, self._before + usage.completion)
+        self._route.counts.generated += seen - self._seen
+        self._seen = seen
         continues = self._before if self._request.choices == 1 else 0
         prompt = max(usage.prompt - continues, 0)
         self._usage = TokenUsage(others + prompt, self._before + usage.completion, min(usage.cached, prompt))

@@ -26,6 +26,7 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     Prompt,
     Scores,
+    TokenUsage,
     Unready,
 )
 from nearfar.fallback_server.engines.choosing import AUTO, AutoModels, Standing
@@ -47,6 +48,7 @@ from nearfar.remote.server import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    IGNORED_HEADER,
     MESSAGES,
     RESPONSES,
     Server,
@@ -108,7 +110,8 @@ class UpstreamEngine:
         self.book = AddressBook(
             [Server(url, self._http, waits) for url in map(root_of, urls)], breaker, options.slack
         )
-        self.counts = RelayFigures()
+        self.counts: dict[str, RelayFigures] = {}
+        """Figures by model."""
         self._names, self._named = tuple(names), ""
         self._live: dict[str, Relay] = {}
         self._checking: asyncio.Task[bool] | None = None
@@ -137,8 +140,9 @@ class UpstreamEngine:
         found = [ModelInfo(model.id, model.context or 0) for model in self.book.models()]
         if not self._names:
             auto = self.options.auto
-            both = auto is not None and any(info.id in (auto.small, auto.large) for info in found)
-            return (*found, *([ModelInfo(AUTO)] if both else []))
+            if auto is None or not any(info.id in auto.models for info in found):
+                return tuple(found)
+            return (*found, ModelInfo(AUTO, stands_for=auto.models))
         context = next((model.context_length for model in found if model.id == self._named), 0)
         return tuple(ModelInfo(name, context) for name in self._names)
 
@@ -153,7 +157,7 @@ class UpstreamEngine:
     async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
         """Return the model that answers a request to "auto". Raises EngineError where neither can."""
         path = CHAT if request.chat else COMPLETIONS
-        standings = [self._standing(name, path, request.tenant) for name in (auto.small, auto.large)]
+        standings = [self._standing(name, path, request.tenant) for name in auto.models]
         large = await beside(lambda: auto.choose(request, tokens, *standings), prompt_size(request))
         if large is None:
             raise EngineError("none of the models that auto stands for can answer this now; try again later")
@@ -177,24 +181,30 @@ class UpstreamEngine:
 
     async def embed(self, prepared: Prepared) -> EmbeddingVectors:
         """Return one vector per input, pooled as the upstream does it."""
-        request, name = prepared.request, self._there(prepared.request.model)
+        request, route = prepared.request, self._route(prepared.request.model)
         own = {key: value for key, value in request.body.items() if key not in OURS}
-        vectors, tokens = list[Vector](), 0
+        vectors, tokens, ignored = list[Vector](), 0, ""
         for start in range(0, len(request.prompts), INPUTS_AT_ONCE):
             part = request.prompts[start : start + INPUTS_AT_ONCE]
-            found = await self._embedded({**own, "model": name}, part, name)
+            found = await self._embedded(route, {**own, "model": route.model}, part)
             vectors += found.vectors
             tokens += found.tokens
-        return EmbeddingVectors(vectors, tokens)
+            ignored = found.ignored
+        route.counts.add(TokenUsage(tokens))
+        return EmbeddingVectors(vectors, tokens, ignored)
 
-    async def _embedded(self, body: dict[str, Any], inputs: Seq[Prompt], name: str) -> EmbeddingVectors:
+    async def _embedded(
+        self, route: UpstreamRoute, body: dict[str, Any], inputs: Seq[Prompt]
+    ) -> EmbeddingVectors:
         """Return the vectors of at most INPUTS_AT_ONCE inputs from the first address that gives them."""
         failures = list[RemoteError]()
         body = {**body, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
-        for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
+        for address in route.book.candidates("", EMBEDDINGS, route.model, route.attempts):
             try:
-                with address.calling(EMBEDDINGS):
-                    return EmbeddingVectors(*await address.server.embeddings(body, len(inputs)))
+                with route.calling(address, EMBEDDINGS):
+                    headers: dict[str, str] = {}
+                    found = await address.server.embeddings(body, len(inputs), headers.update)
+                    return EmbeddingVectors(*found, headers.get(IGNORED_HEADER, ""))
             except RemoteError as error:
                 log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)
@@ -230,7 +240,8 @@ class UpstreamEngine:
     def _route(self, model: str) -> UpstreamRoute:
         options = self.options
         rights = (options.continues, options.salts, options.priorities)
-        return UpstreamRoute(self.book, self._there(model), options.attempts, *rights, self.counts)
+        counts = self.counts.setdefault(model, RelayFigures())
+        return UpstreamRoute(self.book, self._there(model), options.attempts, *rights, counts)
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
         """Raise RequestError: the tokenizer is where the model is."""
@@ -238,19 +249,9 @@ class UpstreamEngine:
 
     def stats(self) -> BackendStats:
         """Return the figures as counted on this side."""
-        counts = self.counts
-        return BackendStats(
-            running=sum(address.under_way for address in self.book.addresses),
-            waiting=0,
-            cache_usage=0.0,
-            prefix_hits=counts.cached,
-            prefix_queries=counts.prompt,
-            preemptions=0,
-            generated_tokens=counts.generated,
-            prompt_tokens=counts.prompt,
-            steps=0,
-            restarts=0,
-        )
+        there = dict.fromkeys(info.id for info in self.models() if not info.stands_for)
+        by_model = {model: _stats(self.counts.get(model, RelayFigures())) for model in there | self.counts}
+        return replace(_stats(*self.counts.values()), by_model=by_model)
 
     async def ready(self) -> bool:
         """Whether a usable address worked lately, or lists a model now."""
@@ -310,3 +311,20 @@ class UpstreamEngine:
         while True:
             await asyncio.sleep(self.options.probe_seconds)
             await self._list()
+
+
+def _stats(*counts: RelayFigures) -> BackendStats:
+    """Return the figures of one or several models together."""
+    prompt, cached = sum(each.prompt for each in counts), sum(each.cached for each in counts)
+    return BackendStats(
+        running=sum(each.running for each in counts),
+        waiting=0,
+        cache_usage=0.0,
+        prefix_hits=cached,
+        prefix_queries=prompt,
+        preemptions=0,
+        generated_tokens=sum(each.generated for each in counts),
+        prompt_tokens=prompt,
+        steps=0,
+        restarts=0,
+    )

@@ -220,7 +220,13 @@ class VllmEngine(UpstreamEngine):
 
     def stats(self) -> BackendStats:
         """Return the figures as counted on this side, with the restarts of vLLM."""
-        return replace(super().stats(), restarts=self.child.restarts)
+        stats, restarts = super().stats(), self.child.restarts
+        first = next(iter(stats.by_model), "")
+        by_model = {
+            name: replace(each, restarts=restarts if name == first else 0)
+            for name, each in stats.by_model.items()
+        }
+        return replace(stats, restarts=restarts, by_model=by_model)
 
     async def close(self, drain: float = 0.0) -> None:
         """End the requests under way, then vLLM."""

@@ -22,6 +22,12 @@ class ResponseWriter(Protocol):
 
     media_type: str
 
+    def model_is(self, model: str) -> None:
+        """Take the name of the model that answers, where the request named another (`auto`). Called before
+        all other methods.
+        """
+        ...
+
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         """Yield what a stream begins with, before its first piece."""
         ...
@@ -54,6 +60,10 @@ class CompletionResponse:
     def __init__(self, shape: ChatShape | CompletionShape, head: ResponseHead) -> None:
         self._shape, self._head = shape, head
         self._begun = self._usage_told = False
+
+    def model_is(self, model: str) -> None:
+        """See ResponseWriter."""
+        self._head.model = model
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         """See ResponseWriter. The first chunk comes with the first piece: an upstream's events have their

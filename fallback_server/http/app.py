@@ -75,7 +75,10 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
     """Make the app over an engine. The app does not close the engine."""
     options = options or AppOptions()
     keys, source = options.keys, "upstream" if engine.passes_on else "prefix_cache"
-    metrics = Metrics(lambda: [info.id for info in engine.models()], engine.stats, options.prices, source)
+    metrics = Metrics(
+        lambda: [info.id for info in engine.models() if not info.stands_for],
+        engine.stats, options.prices, source,
+    )  # fmt: skip
     service = Service(
         engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit,
         names_keys=lambda: keys is None or keys.has_admin,
@@ -120,26 +123,30 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
 
 def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     """Yield the routers of the APIs: OpenAI's and Anthropic's below /v1, Ollama's below /api."""
-    settings = (options.limits.json_depth, options.strict_fields, service.engine.passes_on)
-    passing = Forwarder(service) if service.engine.passes_on else None
-    v1, api = json_router("/v1", *settings, passing), json_router("/api", *settings)
-    v2 = json_router("/v2", *settings, passing)
+    front = service.engine.passes_on
+    settings = (options.limits.json_depth, options.strict_fields, not front)
+    passing = Forwarder(service) if front else None
+    v1, api = json_router("/v1", *settings, passing=passing), json_router("/api", *settings)
+    v2 = json_router("/v2", *settings, passing=passing)
+    # An upstream gets the requests of these as received, and the others' as chat completions or forwarded.
+    same = json_router("/v1", *settings, passes_on=front)
     rerank_routes.add(v1, service)
     rerank_routes.add(v2, service)
-    chat_routes.add(v1, service)
-    completions_routes.add(v1, service)
-    embeddings_routes.add(v1, service)
+    chat_routes.add(same, service)
+    completions_routes.add(same, service)
+    embeddings_routes.add(same, service)
     decisions_routes.add(v1, service)
     responses_routes.add(v1, service, KeptResponses() if options.store else None)
     messages_routes.add(v1, service)
     tokens_routes.add(v1, service)
     models_routes.add(v1, service)
     ollama_routes.add(api, service)
+    yield same
     yield v1
     yield v2
     yield api
     if passing is not None:
-        others = json_router("", *settings, passing)
+        others = json_router("", *settings, passing=passing)
         known = {getattr(route, "path", "") for route in (*v1.routes, *v2.routes)}
         for path in NATIVE:
             if path not in known:

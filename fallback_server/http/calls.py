@@ -31,7 +31,7 @@ from nearfar.fallback_server.http.answering import ResponseWriter
 from nearfar.fallback_server.http.bodies import json_response
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
-from nearfar.fallback_server.http.ignoring import ignore
+from nearfar.fallback_server.http.ignoring import ignore, names_of
 from nearfar.fallback_server.http.limits import Admission, AdmittedRequest, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
@@ -67,7 +67,7 @@ class Service:
     def turned_away(self, scope: Scope, error: ApiError) -> None:
         """Count and log a request that was rejected before its body was read."""
         problem, state = error.problem, scope["state"]
-        self.metrics.unknown().outcome(_outcome(problem))
+        self.metrics.unanswered(_outcome(problem))
         if self.audit is not None:
             entry = AuditEntry(
                 state["request_id"],
@@ -121,21 +121,20 @@ def _ticket_of(request: Request) -> AdmittedRequest:
     return ticket
 
 
-def _check_rights(service: Service, wanted: EngineRequest) -> None:
-    """Raise an error for a model that does not exist or is not for this key (both look the same), or for more
-    urgency than the key may request.
+def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
+    """Return the requested model. Raises an error for a model that does not exist or is not for this key
+    (which looks the same), or for more urgency than the key may request.
     """
     tenant, model = wanted.tenant, wanted.model
     if not service.engine.models():
         raise EngineError("the server has no model yet; try again later")
-    known = [info.id for info in service.visible(tenant)]
-    if model not in known:
+    visible = service.visible(tenant)
+    found = next((info for info in visible if info.id == model), None)
+    if found is None:
+        known = ", ".join(info.id for info in visible) or "none for this key"
         raise ApiError(
-            404,
-            f"there is no model {model!r:.100}; there are {', '.join(known) or 'none for this key'}",
-            "model",
-            "model_not_found",
-        )
+            404, f"there is no model {model!r:.100}; there are {known}", "model", "model_not_found"
+        )  # fmt: skip
     if wanted.priority < tenant.priority:
         raise ApiError(
             403,
@@ -144,10 +143,15 @@ def _check_rights(service: Service, wanted: EngineRequest) -> None:
             "priority",
             "priority",
         )
+    return found
 
 
 class TrackedCall:
-    """A call under way. However it ends, exactly once its place is freed, and it is counted and logged."""
+    """A call under way. However it ends, exactly once its place is freed, and it is counted and logged.
+
+    `wanted` names the requested model until the engine has chosen the one that answers, and that model from
+    then on.
+    """
 
     def __init__(self, service: Service, request: Request, wanted: EngineRequest) -> None:
         self.service, self.request, self.wanted = service, request, wanted
@@ -164,7 +168,9 @@ class TrackedCall:
         self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
         self._known_as = ""  # the id that an upstream gave the answer
-        self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
+        self._shape: ResponseWriter | None = None
+        self._listed: ModelInfo | None = None  # the requested model, where there is one of that name
+        self._metrics: CallMetrics | None = None  # once the model that answers is known
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         operation = "decisions" if wanted.questions else operation
         self._span: TraceSpan = service.tracer.span(operation, wanted.model, request.headers)
@@ -173,6 +179,7 @@ class TrackedCall:
         """Answer the request. A stream's status is determined by what happens up to the first piece, or
         within `keep_alive` seconds.
         """
+        self._shape = shape
         if stream:
             return await self._run(lambda: self._stream(shape))
         return await self._run(lambda: self._at_once(self._whole(shape)))
@@ -215,6 +222,7 @@ class TrackedCall:
             return parts, await anext(parts, ForwardedChunk(b"", "application/octet-stream"))
 
         parts, first = await unless_gone(self.request.receive, begin())
+        self._name_ignored(first.ignored)
         if stream and first.streams:
             keep_alive = self.service.admission.limits.keep_alive
             return EventStream(self._forwarded_events(first, parts), self._finish, keep_alive)
@@ -247,8 +255,9 @@ class TrackedCall:
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         """Admit the call and answer it; end it here unless a stream ends it later."""
         try:
-            _check_rights(self.service, self.wanted)
-            self._metrics = self.service.metrics.of(self.wanted.model)
+            self._listed = _requested(self.service, self.wanted)
+            if not self._listed.stands_for:
+                self._metrics = self.service.metrics.of(self.wanted.model)
             if self.service.draining:
                 raise ApiError(503, "the server is shutting down", None, "shutting_down", 5.0)
             self._ticket.admit()
@@ -285,8 +294,9 @@ class TrackedCall:
 
     @property
     def metrics(self) -> CallMetrics:
-        """The metrics of the call's model."""
-        return self._metrics or self.service.metrics.unknown()
+        """The metrics of the model that answers. To be read once that is known."""
+        assert self._metrics is not None
+        return self._metrics
 
     @property
     def usage(self) -> TokenUsage:
@@ -318,9 +328,23 @@ class TrackedCall:
         strict.
         """
         prepared = self._prepared = await self.service.engine.prepare(self.wanted)
+        if self._metrics is None:
+            self._answered_by(prepared.request.model)
         if prepared.ignored:
             ignore(own_names(self.request, prepared.ignored))
         return prepared
+
+    def _name_ignored(self, header: str) -> None:
+        """Name the fields that an upstream ignored in the answer's header, too."""
+        if header:
+            names_of(self.request).add_header(header)
+
+    def _answered_by(self, model: str) -> None:
+        """Name the chosen model in the answer, the audit log and the metrics from now on."""
+        self.wanted = replace(self.wanted, model=model)
+        self._metrics = self.service.metrics.of(model)
+        if self._shape is not None:
+            self._shape.model_is(model)
 
     async def _prepare(self) -> Prepared:
         """Tokenize the request and charge its tokens."""
@@ -334,6 +358,7 @@ class TrackedCall:
     ) -> Response:
         found = await self.service.engine.embed(await self._prepare())
         self._counted = found.tokens
+        self._name_ignored(found.ignored)
         return await json_response(told(shape.whole(found)), sum(map(len, found.vectors)))
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
@@ -341,8 +366,12 @@ class TrackedCall:
         prepared = await self._prepare()
         self._submitted = time.monotonic()
         answers = self._answers = await self.service.engine.submit(prepared)
+        begun = False
         async with aclosing(answers.pieces()) as pieces:
             async for piece in pieces:
+                if not begun:
+                    begun = True
+                    self._name_ignored(answers.ignored)
                 self._watch(piece)
                 yield piece
 
@@ -415,11 +444,10 @@ class TrackedCall:
                 del service.live[name]
         self._ticket.leave(usage.completion)
         seconds = time.monotonic() - self.started
-        self.metrics.outcome(outcome)
-        if outcome == "ok":
-            self.metrics.whole.observe(seconds)
-            self.metrics.answer_length.observe(usage.completion)
-        self._measure(usage)
+        if self._metrics is None:
+            service.metrics.unanswered(outcome, "" if self._listed is None else self._listed.id)
+        else:
+            self._measure(self._metrics, outcome, usage, seconds)
         self._trace(status, usage)
         if service.audit is not None:
             service.audit.write(self._entry(status, outcome, usage, seconds))
@@ -433,23 +461,30 @@ class TrackedCall:
         if self._forwarded is not None:
             await self._forwarded.aclose()
 
-    def _measure(self, usage: TokenUsage) -> None:
+    def _measure(self, metrics: CallMetrics, outcome: str, usage: TokenUsage, seconds: float) -> None:
         """Count what the request has used, however it ended."""
+        metrics.outcome(outcome)
+        if outcome == "ok":
+            metrics.whole.observe(seconds)
+            metrics.answer_length.observe(usage.completion)
         phases: dict[str, float] = {}
         if self._begun:
             phases["decode"] = self._last - self._begun
-            self.metrics.decode.observe(phases["decode"])
+            metrics.decode.observe(phases["decode"])
             if usage.queued is not None:
                 phases["queue"] = usage.queued
                 phases["prefill"] = max(0.0, self._begun - self._submitted - usage.queued)
-                self.metrics.queued.observe(phases["queue"])
-                self.metrics.prefill.observe(phases["prefill"])
-        if self._metrics is not None and (usage.completion or self._counted is not None):
+                metrics.queued.observe(phases["queue"])
+                metrics.prefill.observe(phases["prefill"])
+        told = self._forwarded is not None and self._forwarded.told
+        if usage.completion or self._counted is not None or told:
             key = self.wanted.tenant.name if self.service.names_keys() else ""
-            self._metrics.used(key, usage, phases)
+            metrics.used(key, usage, phases)
 
     def _trace(self, status: int, usage: TokenUsage) -> None:
         self._span.set_attribute("http.response.status_code", status)
+        if self._metrics is not None:
+            self._span.set_attribute("gen_ai.response.model", self.wanted.model)
         self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt)
         self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion)
         self._span.end()

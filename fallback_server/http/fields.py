@@ -70,21 +70,20 @@ class Strict(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _known_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Drop unknown fields where they are ignored or passed on. Where they are rejected, count them first:
-        each is a separate error.
+        """Drop unknown fields where they are ignored or passed on; those that are passed on are not named
+        here. Where unknown fields are rejected, count them first: each is a separate error.
         """
-        found = ignored.get()
         if not isinstance(data, dict):
             return handler(data)
-        if found is None and not passes_on.get():
+        if (found := ignored.get()) is None:
             if len(data) > len(cls.model_fields) + UNKNOWN:
                 raise ValueError(
                     f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here"
                 )
             return handler(data)
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        if found is not None:
-            for name in (each for each in data if each not in known):
+        for name in data:
+            if name not in known and not passes_on.get():
                 found.add(cls.place + name)
         token = _place.set(cls.place)
         try:
@@ -104,7 +103,8 @@ def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: Validat
             raise PydanticCustomError(
                 IDLE, "this changes nothing here; {instead}", {"instead": first["ctx"]["instead"]}
             ) from error
-        found.add(f"{_place.get()}{info.field_name}")
+        if not passes_on.get():
+            found.add(f"{_place.get()}{info.field_name}")
         return None
 
 
@@ -138,7 +138,7 @@ def _or_passed(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:
-        if passes_on.get() and ignored.get() is None:
+        if passes_on.get():
             return None
         raise
 
@@ -184,7 +184,7 @@ class Only:
         return any(type(value) is type(known) and value == known for known in (None, *self.values))
 
     def _check(self, value: Any) -> Any:
-        if self.idle(value) or (passes_on.get() and ignored.get() is None):
+        if self.idle(value) or passes_on.get():
             return value
         taken = " or ".join(json.dumps(known) for known in self.values)
         taken = f"{taken} here, which changes nothing" if taken else "null here"

@@ -1,7 +1,7 @@
 """Records the fields that the server ignores, for the client (header `x-nearfar-ignored`) and the log.
 
-Unknown fields are ignored, unless the server is strict (`--strict-fields`). Where an upstream may know them,
-they are passed on.
+Unknown fields are ignored, unless the server is strict (`--strict-fields`). Where an upstream gets the
+request as received, unknown fields are passed on, and the upstream says which it ignored.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ import re
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+from fastapi import Request
+
 from nearfar.errors import RequestError
+from nearfar.remote.server import IGNORED_HEADER
 
 log = logging.getLogger(__name__)
 
-HEADER = "x-nearfar-ignored"
+HEADER = IGNORED_HEADER
 NAMED = 16
 """Most fields that an answer's header names; further ones are counted."""
+HEADER_CHARS = 2048
+"""Most characters that are read of an upstream's header."""
 LONGEST = 64
 """Longest name of a field or a client that is shown, in characters."""
 TOLD = 1024
 """Most lines in the log: the names come from clients, who can invent any number of them."""
 
+_COUNTED = re.compile(r"and (\d{1,9}) more", re.ASCII)
 _PLAIN = re.compile(r"[\w.:@/-]+", re.ASCII)
 _VERSION = re.compile(r"/?\bv?\d[\w.+-]*")
 
@@ -33,6 +39,7 @@ class Ignored:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._met: set[str] = set()
+        self._more = 0  # fields that an upstream counted and did not name
 
     def add(self, name: str) -> None:
         """Add a field, named with its place."""
@@ -42,21 +49,39 @@ class Ignored:
         if len(self.names) < NAMED:
             self.names.append(name[:LONGEST] if _PLAIN.fullmatch(name) else ascii(name[:LONGEST])[:LONGEST])
 
+    def add_header(self, value: str) -> None:
+        """Add the fields that an upstream's header names."""
+        for name in value[:HEADER_CHARS].split(", "):
+            if counted := _COUNTED.fullmatch(name):
+                self._more += int(counted[1])
+            elif name:
+                self.add(name)
+
     @property
     def header(self) -> str:
         """The value of the header; "" where nothing was ignored."""
-        rest = len(self._met) - len(self.names)
+        rest = len(self._met) - len(self.names) + self._more
         return ", ".join(self.names) + (f", and {rest} more" if rest else "")
 
 
 ignored: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
 """The ignored fields of the request that is being validated; None where unknown fields are rejected."""
-
-
 passes_on: ContextVar[bool] = ContextVar("passes_on", default=False)
-"""Whether fields that this server does not know are for the engine of the request that is being validated: an
-upstream gets the request as received.
+"""Whether an upstream gets the request that is being validated as it was received: unknown fields, unless
+they are rejected, and values that only the upstream can follow.
 """
+
+computes: ContextVar[bool] = ContextVar("computes", default=True)
+"""Whether this server computes the answer to the request that is being validated. Then images, sounds and
+files are rejected; a server behind a front may read them.
+"""
+
+
+def names_of(request: Request) -> Ignored:
+    """Return the names that the header of a request's answer will have."""
+    found = request.state.ignored
+    assert isinstance(found, Ignored)
+    return found
 
 
 def ignore(names: Sequence[str]) -> None:

@@ -3,71 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
 
 from nearfar.fallback_server.http import convert, errors
-from nearfar.fallback_server.http.ignoring import HEADER, Ignored, IgnoredFieldLog, ignored, passes_on
+from nearfar.fallback_server.http.ignoring import (
+    HEADER,
+    Ignored,
+    IgnoredFieldLog,
+    computes,
+    ignored,
+    passes_on,
+)
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.passing import Forwarder
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read as strict JSON. `teller` logs ignored fields; None rejects unknown fields.
-    `passes_on`: unknown fields are for the engine's servers.
+    """A route whose body is read as strict JSON, and whose answer names the ignored fields in a header.
+
+    `teller` logs ignored fields. `strict`: unknown fields are rejected. `passes_on`: an upstream gets the
+    requests of this route as they were received. `computes`: this server computes the answers. `passing`
+    forwards requests of paths that an upstream lists.
     """
 
     max_depth = ServerLimits.json_depth
-    teller: IgnoredFieldLog | None = None
+    teller = IgnoredFieldLog()
+    strict = False
     passes_on = False
+    computes = True
     passing: Forwarder | None = None
-    """Forwards requests of paths that an upstream lists."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See APIRoute."""
         handle = super().get_route_handler()
         model: Any = self.body_field.field_info.annotation if self.body_field is not None else None
 
-        async def strict(request: Request) -> Response:
+        async def read(request: Request) -> Response:
             made = convert.JsonRequest(request.scope, request.receive)
             made.max_depth, made.model = self.max_depth, model
-            passing = passes_on.set(self.passes_on)
+            found = made.state.ignored = Ignored()
+            tokens = passes_on.set(self.passes_on), ignored.set(None if self.strict else found)
+            here = computes.set(self.computes)
             try:
-                return await told(made)
+                response = await handled(made)
             finally:
-                passes_on.reset(passing)
-
-        async def handled(made: convert.JsonRequest) -> Response:
-            found = None if self.passing is None else await self.passing.forwarded(made)
-            return await handle(made) if found is None else found
-
-        async def told(made: convert.JsonRequest) -> Response:
-            if self.teller is None:
-                return await handled(made)
-            found = Ignored()
-            token = ignored.set(found)
-            try:
-                response = await handle(made)
-            finally:
-                ignored.reset(token)
-            if found.names:
+                passes_on.reset(tokens[0])
+                ignored.reset(tokens[1])
+                computes.reset(here)
+            if found.header:
                 response.headers[HEADER] = found.header
                 self.teller.tell(found, made.headers.get("user-agent", ""))
             return response
 
-        return strict
+        async def handled(made: convert.JsonRequest) -> Response:
+            check = partial(_check, model) if self.strict and model is not None else None
+            found = None if self.passing is None else await self.passing.forwarded(made, check)
+            return await handle(made) if found is None else found
+
+        return read
+
+
+def _check(model: Any, body: Any) -> None:
+    """Raise RequestValidationError where a body does not fit a model. Values that only an upstream can follow
+    are accepted.
+    """
+    token = passes_on.set(True)
+    try:
+        TypeAdapter(model).validate_python(body)
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(found, body=body) from error
+    finally:
+        passes_on.reset(token)
 
 
 def json_router(
-    prefix: str, max_depth: int, strict_fields: bool, passes_on: bool, passing: Forwarder | None = None
+    prefix: str,
+    max_depth: int,
+    strict: bool,
+    computes: bool,
+    *,
+    passes_on: bool = False,
+    passing: Forwarder | None = None,
 ) -> APIRouter:
-    """Make a router whose routes ignore unknown fields, unless these are rejected (`strict_fields`) or passed
-    on to the engine's servers (`passes_on`). `passing` forwards requests that a server answers as they are.
+    """Make a router whose routes ignore unknown fields, reject them (`strict`), or leave them to an upstream
+    (`passes_on`). `computes`: this server computes the answers. `passing` forwards requests that a server
+    answers as they are.
     """
-    teller = None if strict_fields or passes_on else IgnoredFieldLog()
-    settings = {"max_depth": max_depth, "teller": teller, "passes_on": passes_on, "passing": passing}
+    settings = {
+        "max_depth": max_depth, "teller": IgnoredFieldLog(), "strict": strict, "passes_on": passes_on,
+        "computes": computes, "passing": passing,
+    }  # fmt: skip
     route = type("LimitedJsonRoute", (JsonRoute,), settings)
     return APIRouter(prefix=prefix, route_class=route, responses=errors.DESCRIBED)

@@ -30,7 +30,7 @@ _SAID = {
     "trailing comma": "there is a comma and no value behind it, before {at}",
     "key must be a string": "a field's name must be in double quotes at {at}, not {found}",
     "expected value": "a value must be at {at}, not {found}",
-    "expected ident": "a word before {at} is no value: true, false and null are the words that JSON knows",
+    "expected ident": "a word before {at} is not a value: JSON knows the words true, false and null",
     "invalid number": "the number is wrong before {at}, at {found}",
     "number out of range": "a number has too many digits, up to {at}",
     "invalid escape": r"a string has an unknown escape at {at}: JSON knows \n, \", \\, \u00e9 and a few more",

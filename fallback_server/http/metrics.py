@@ -15,6 +15,8 @@ from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.prices import Price, price_of
 
 PREFIX = "nearfar:"
+UNKNOWN = "unknown"
+"""The label of requests that were rejected before their model was known."""
 
 _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -78,8 +80,8 @@ class Metrics:
     model_name.
 
     `models` is called at each scrape, because models may appear after the start. Requests are counted under
-    the requested model, and under "" where it is unknown or does not exist. The engine's own figures cover
-    all its models together, under the name of the first.
+    the model that answers. The engine's own figures are those of each model where the engine tells them
+    apart; else they are under the name of the first model, since the others are further names of it.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Metrics:
             "cached_tokens", "Prompt tokens that were not computed, by where they were found.", "source"
         )
         self.cost = counter("cost", "Cost of tokens at the prices of --price.", "key")
-        self._registry.register(_EngineCollector(lambda: next(iter(models()), ""), stats))
+        self._registry.register(_EngineCollector(models, stats))
         for model in models():  # the label exists before there is a value
             self.of(model)
 
@@ -139,70 +141,86 @@ class Metrics:
             found = self._calls[model] = CallMetrics(self, model)
         return found
 
-    def unknown(self) -> CallMetrics:
-        """Return the metrics for requests that were rejected before their model was known: those of the only
-        model, or those under "".
+    def unanswered(self, outcome: str, requested: str = "") -> None:
+        """Count a request that ended before a model was chosen for it: under the requested name, else under
+        the only model, else under UNKNOWN.
         """
         models = self._models()
-        return self.of(models[0] if len(models) == 1 else "")
+        name = requested or (models[0] if len(models) == 1 else UNKNOWN)
+        self.requests.labels(name, outcome).inc()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
+Figure = Callable[[BackendStats], float]
+_GAUGES: dict[str, tuple[str, Figure]] = {
+    "num_requests_running": ("Requests that the engine computes.", lambda stats: stats.running),
+    "num_requests_waiting": ("Requests that wait for the engine.", lambda stats: stats.waiting),
+    "kv_cache_usage_perc": ("Part of the KV cache in use; 1 is all.", lambda stats: stats.cache_usage),
+}
+_COUNTERS: dict[str, tuple[str, Figure]] = {
+    "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda stats: stats.prefix_hits),
+    "prefix_cache_queries": (
+        "Prompt tokens looked for in the prefix cache.", lambda stats: stats.prefix_queries
+    ),
+    "num_preemptions": (
+        "Requests that gave up their pages and were computed again.", lambda stats: stats.preemptions
+    ),
+    "prompt_tokens": ("Prompt tokens.", lambda stats: stats.prompt_tokens),
+    "generation_tokens": ("Generated tokens.", lambda stats: stats.generated_tokens),
+    "engine_steps": ("Steps of the engine.", lambda stats: stats.steps),
+    "engine_restarts": ("Times that the engine's process was started again.", lambda stats: stats.restarts),
+}  # fmt: skip
+
+
 class _EngineCollector(Collector):
     """Reads the engine's figures at each scrape."""
 
-    def __init__(self, model: Callable[[], str], stats: Callable[[], BackendStats]) -> None:
-        self._model, self._stats = model, stats
+    def __init__(self, models: Callable[[], Sequence[str]], stats: Callable[[], BackendStats]) -> None:
+        self._models, self._stats = models, stats
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the engine's figures."""
+        """Yield the engine's figures by model; none while the engine has no model."""
         stats = self._stats()
-        gauges = {
-            "num_requests_running": ("Requests that the engine computes.", stats.running),
-            "num_requests_waiting": ("Requests that wait for the engine.", stats.waiting),
-            "kv_cache_usage_perc": ("Part of the KV cache in use; 1 is all.", stats.cache_usage),
-        }
-        counters = {
-            "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_hits),
-            "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prefix_queries),
-            "num_preemptions": (
-                "Requests that gave up their pages and were computed again.",
-                stats.preemptions,
-            ),
-            "prompt_tokens": ("Prompt tokens.", stats.prompt_tokens),
-            "generation_tokens": ("Generated tokens.", stats.generated_tokens),
-            "engine_steps": ("Steps of the engine.", stats.steps),
-            "engine_restarts": ("Times that the engine's process was started again.", stats.restarts),
-        }
-        if stats.memory:
-            gauges["device_memory_bytes"] = (
-                "Bytes of the device's memory in use, by weights, KV cache and workspaces.", stats.memory
-            )  # fmt: skip
-        program = stats.program
-        if program is not None:
-            gauges["largest_step_rows"] = (
-                "Rows of the largest step in use; fewer than the program has if memory did not suffice.",
-                program.largest_step,
-            )
-            gauges["largest_built_step_rows"] = (
-                "Rows of the largest step that the program was built for.",
-                program.largest_bucket,
-            )
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            gauge.add_metric([self._model()], value)
-            yield gauge
-        for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([self._model()], value)
-            yield counter
-        if program is not None:
-            labels = ["model_name", "device", "program", "why"]
-            info = GaugeMetricFamily(
-                PREFIX + "program_info", "The artifact's program that runs, and why that; 1.", labels=labels
-            )
-            info.add_metric([self._model(), program.device, program.name, program.why], 1)
-            yield info
+        by_model = stats.by_model or {name: stats for name in self._models()[:1]}
+        for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, (text, figure) in table.items():
+                family = kind(PREFIX + name, text, labels=["model_name"])
+                for model, figures in by_model.items():
+                    family.add_metric([model], figure(figures))
+                yield family
+        for model, figures in by_model.items():  # at most one is on a device of this machine
+            yield from _device(model, figures)
+
+
+def _device(model: str, stats: BackendStats) -> Iterator[Metric]:
+    """Yield the figures of a model's device and program, where they are known."""
+
+    def gauge(name: str, text: str, value: float, **labels: str) -> Metric:
+        made = GaugeMetricFamily(PREFIX + name, text, labels=["model_name", *labels])
+        made.add_metric([model, *labels.values()], value)
+        return made
+
+    if stats.memory:
+        yield gauge(
+            "device_memory_bytes",
+            "Bytes of the device's memory in use, by weights, KV cache and workspaces.",
+            stats.memory,
+        )
+    if (program := stats.program) is not None:
+        yield gauge(
+            "largest_step_rows",
+            "Rows of the largest step in use; fewer than the program has if memory did not suffice.",
+            program.largest_step,
+        )
+        yield gauge(
+            "largest_built_step_rows",
+            "Rows of the largest step that the program was built for.",
+            program.largest_bucket,
+        )
+        yield gauge(
+            "program_info", "The artifact's program that runs, and why that; 1.", 1,
+            device=program.device, program=program.name, why=program.why,
+        )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from fastapi import Request
@@ -46,8 +46,11 @@ class Forwarder:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def forwarded(self, request: JsonRequest) -> Response | None:
-        """Return the upstream's answer; None where this server answers the request itself.
+    async def forwarded(
+        self, request: JsonRequest, check: Callable[[Any], None] | None = None
+    ) -> Response | None:
+        """Return the upstream's answer; None where this server answers the request itself. `check` raises an
+        error for a body that is not forwarded.
 
         Raises ApiError and RequestError for a request without a usable model.
         """
@@ -65,6 +68,8 @@ class Forwarder:
         takes = engine.native(path, model, tenant)
         if takes is None:
             return None
+        if check is not None:
+            check(body)
         wanted = EngineRequest(
             f"fwd-{secrets.token_hex(12)}",
             model,

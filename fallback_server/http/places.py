@@ -104,7 +104,7 @@ def _walks(
             for count, place in _walks(schema["choices"][part], rest, defined, holder):
                 yield count + 1, place
         case "tagged-union" | "union":
-            # An index is no label: it comes from a validator around the union.
+            # An index is not a label: it comes from a validator around the union.
             label = isinstance(part, str)
             for each in _members(schema):
                 for count, place in _walks(each, rest if label else where, defined, holder):

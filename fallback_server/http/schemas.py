@@ -31,7 +31,7 @@ from nearfar.fallback_server.http.fields import (
     within,
 )
 from nearfar.fallback_server.http.forms import MAX_OPTIONS, ResponseFormat, StructuredOutputs
-from nearfar.fallback_server.http.ignoring import passes_on
+from nearfar.fallback_server.http.ignoring import computes, passes_on
 from nearfar.fallback_server.http.words import shown
 from nearfar.fallback_server.tenants import MAX_PRIORITY
 from nearfar.format.requests import (
@@ -76,7 +76,7 @@ class ContentPart(Strict):
         if self.type in TEXTS:
             if getattr(self, self.type) is None:
                 raise ValueError(f"a part of type '{self.type}' needs the field '{self.type}'")
-        elif not passes_on.get():
+        elif computes.get():
             raise ValueError(f"only parts of type 'text' are taken, not {shown(self.type)}; {NO_MEDIA}")
         return self
 
@@ -115,7 +115,7 @@ class Said(Strict):
 
     @model_validator(mode="after")
     def _parts_of_its_role(self) -> Self:
-        parts = self.content if isinstance(self.content, list) and not passes_on.get() else ()
+        parts = self.content if isinstance(self.content, list) and computes.get() else ()
         if wrong := next((part.type for part in parts if part.type not in texts_of(self.role)), None):
             raise ValueError(
                 f"a message of the role {shown(self.role)} has parts of type 'text' alone, not '{wrong}'"

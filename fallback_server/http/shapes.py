@@ -19,11 +19,12 @@ from nearfar.fallback_server.engines.base import TokenUsage
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ResponseHead:
     """The fields that all records of a response begin with.
 
-    `usage`: a stream's chunks have the field usage; it is null, or the tokens so far with `continuous`.
+    `model`: the model that answers; it may be known only when the answer begins. `usage`: a stream's
+    chunks have the field usage; it is null, or the tokens so far with `continuous`.
     """
 
     id: str

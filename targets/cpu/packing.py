@@ -6,8 +6,9 @@ inputs are broadcast, and every lane sums its own row: no horizontal additions. 
 blocks with zeros. A *span* of a block has lines of codes and lines of their scales: a thread reads one
 stream from end to end. A span is a group, followed by a line of 16 scales and 16 biases; or two groups,
 followed by a line of 16 scales of each; or lines of integer scales and offsets and a line of their 16 and 16
-float16 factors, followed by the groups of a superblock (BlockLayout). A last span of one group has zeros in
-place of the second.
+float16 factors, followed by the groups of a superblock (BlockLayout); lines of integers and of factors are
+counted in halves, of which the next part takes the second. A last span of one group has zeros in place of the
+second.
 
 Codes of 2, 4 and 8 bits fill 32-bit words. Codes of 3, 5 and 6 bits are split into two planes, so that memory
 is read at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the
@@ -78,8 +79,12 @@ LEVELS = {4: (Plane(4),), 6: (Plane(4), Plane(2, 4)), 8: (Plane(8),)}
 
 All scales of a span, then all its offsets are a table of bytes, one for each row. A plane has `bits` bits of
 each byte: the lowest bits of the bytes of the plane's first line belong to the table's first line, the next
-ones to the second.
+ones to the second. A plane of an odd number of half lines has the table's half lines in this order instead.
 """
+HALVES = 2
+"""Halves of a line."""
+HALF_LINE = ROWS // HALVES
+"""Words of half a line, which holds a float16 of each row."""
 
 
 def blocks(n: int) -> int:
@@ -146,14 +151,32 @@ class BlockLayout:
         return self.span // self.cell * self.starts[-1]
 
     @property
+    def scale_start(self) -> int:
+        """The line of a span at which its scales begin."""
+        return 0 if self.levels else self.code_lines
+
+    @property
     def level_starts(self) -> list[int]:
-        """The lines of a span at which each plane of integer scales begins, and then the line of float16
+        """The half lines of a span's scales at which each plane of integers begins, and then the float16
         values.
         """
-        at = [0 if self.levels else self.code_lines]
+        at = [0]
         for plane in self.levels:
-            at.append(at[-1] + self.values * plane.bits // WORD)
+            at.append(at[-1] + self.level_halves(plane))
         return at
+
+    def level_halves(self, plane: Plane) -> int:
+        """The half lines of a plane of integers."""
+        return self.values * plane.bits * HALVES // WORD
+
+    def level_run(self, plane: Plane) -> int:
+        """The half lines of the table of integers whose bits in a plane are neighbours."""
+        return HALVES - self.level_halves(plane) % HALVES
+
+    @property
+    def halves(self) -> int:
+        """The half lines of a span with float16 values."""
+        return self.matrix.scales.values if self.levels else HALVES
 
     @property
     def values(self) -> int:
@@ -163,7 +186,7 @@ class BlockLayout:
     @property
     def scale_lines(self) -> int:
         """The lines of a span that hold scales, integers or float16."""
-        return self.level_starts[-1] - self.level_starts[0] + 1
+        return -(-(self.level_starts[-1] + self.halves) // HALVES)
 
     @property
     def lines(self) -> int:
@@ -251,8 +274,11 @@ def pack(matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Arr
         planes = _planes(layout, tensor.words[row : row + rows])
         for plane, (begin, end) in zip(planes, pairwise(layout.starts), strict=True):
             _put(at[:, :, layout.codes :], plane, begin, end - begin, layout.starts[-1])
+        lines = at[:, :, layout.scale_start : layout.scale_start + layout.scale_lines]
         for start, values in _scales(layout, tensor[row : row + rows]):
-            at[:, :, start : start + values.shape[-1] // ROWS] = values.reshape(*values.shape[:2], -1, ROWS)
+            for i in range(values.shape[2]):
+                line, half = divmod(start + i, HALVES)
+                lines[:, :, line, half * HALF_LINE : (half + 1) * HALF_LINE] = values[:, :, i]
     return (packed,)
 
 
@@ -268,7 +294,9 @@ def _put(packed: U32, plane: U32, begin: int, lines: int, cell: int) -> None:
 
 
 def _scales(layout: BlockLayout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
-    """The scales and offsets of some rows: the first line of a span, and [blocks, spans, lines * ROWS]."""
+    """The scales and offsets of some rows: the first half line of a span's, and [blocks, spans, half lines,
+    HALF_LINE].
+    """
     n, last = len(tensor.scales), layout.level_starts[-1]
     if tensor.units is None:
         stored = np.stack([tensor.scales, tensor.biases][: layout.matrix.scales.values], -1)
@@ -278,27 +306,23 @@ def _scales(layout: BlockLayout, tensor: QuantTensor) -> Iterator[tuple[int, U32
     values = [tensor.scales, tensor.biases][: layout.matrix.scales.values]
     codes = np.concatenate([each.reshape(n, layout.spans, -1) for each in values], -1)
     table = np.ascontiguousarray(_by_block(codes, n), np.uint8).view(np.uint32)
-    table = table.reshape(*table.shape[:2], -1, ROWS)
+    shape = table.shape[:2]
     for plane, start in zip(layout.levels, layout.level_starts, strict=False):
         run = BYTE // plane.bits
         part = (table >> np.uint32(plane.low)) & np.uint32(plane.mask * 0x01010101)
         shifts = np.arange(run, dtype=np.uint32)[:, None] * np.uint32(plane.bits)
-        lines = np.bitwise_or.reduce(part.reshape(*part.shape[:2], -1, run, ROWS) << shifts, axis=3)
-        yield start, lines.reshape(*lines.shape[:2], -1)
+        words = part.reshape(*shape, -1, run, layout.level_run(plane) * HALF_LINE)
+        yield start, np.bitwise_or.reduce(words << shifts, axis=3).reshape(*shape, -1, HALF_LINE)
 
 
 def _halves(layout: BlockLayout, values: Array) -> U32:
-    """Float16 values [rows, those of all spans] as lines [blocks, spans, ROWS]: one or two of each row in
-    half a line each; zeros where a span has only one.
+    """Float16 values [rows, those of all spans] as half lines [blocks, spans, layout.halves, HALF_LINE]: one
+    of each row in each; zeros where a last span has only one of two.
     """
     n, spans = len(values), layout.spans
-    padded = np.zeros((n, spans, 2), np.float16)
-    if values.shape[1] > spans:
-        padded.reshape(n, -1)[:, : values.shape[1]] = values
-    else:
-        padded[..., 0] = values
-    by_block = np.ascontiguousarray(_by_block(padded, n))
-    return by_block.reshape(*by_block.shape[:2], 2 * ROWS).view(np.uint32)
+    padded = np.zeros((n, spans, layout.halves), np.float16)
+    padded.reshape(n, -1)[:, : values.shape[1]] = values
+    return np.ascontiguousarray(_by_block(padded, n)).view(np.uint32)
 
 
 def padded(matrix: Matrix, tensor: QuantTensor | Array, high: int) -> QuantTensor | Array:

@@ -64,7 +64,7 @@ class LevelRows:
         planes, low, first = [], 0, 0
         for bits in SPLIT[scales.bits]:
             planes.append(LevelPlane(bits, low, first, bits * scales.values))
-            low, first = low + bits, first + matrix.k // matrix.group * planes[-1].field // WORD
+            low, first = low + bits, first - -(matrix.k // matrix.group) // planes[-1].groups
         shared = 1 if scales.offsets else 2
         rows = first - -(matrix.k // scales.superblock) // shared
         return LevelRows(tuple(planes), first, rows, scales.superblock // matrix.group, shared)
@@ -77,7 +77,7 @@ def pack_levels(matrix: Matrix, tensor: QuantTensor) -> npt.NDArray[np.uint32]:
     assert tensor.units is not None
     integers = [tensor.scales, tensor.biases] if offsets else [tensor.scales]
     packed = [
-        pack_codes(
+        _whole_words(
             np.stack(
                 [each >> np.uint8(plane.low) & np.uint8((1 << plane.bits) - 1) for each in integers], axis=-1
             ).reshape(len(tensor.words), -1),
@@ -89,3 +89,8 @@ def pack_levels(matrix: Matrix, tensor: QuantTensor) -> npt.NDArray[np.uint32]:
     halves = np.zeros((len(units), (levels.rows - levels.factors) * 2), np.float16)
     halves[:, : units[0].size] = units.reshape(len(units), -1)
     return np.ascontiguousarray(np.concatenate([*packed, halves.view("<u4")], axis=1).T)
+
+
+def _whole_words(integers: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
+    """Pack the bits of a plane; a last word that is not full has zeros at its end."""
+    return pack_codes(np.pad(integers, ((0, 0), (0, -integers.shape[1] % (WORD // bits)))), bits)

@@ -15,8 +15,8 @@ from nearfar.build.source import open_source
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError
-from nearfar.format.manifest import OLDEST, VERSION
-from nearfar.format.scales import OF_GGUF, PAIRS, Scales
+from nearfar.format.manifest import OLDEST, SCALED, VERSION
+from nearfar.format.scales import IQ4, OF_GGUF, PAIRS, Scales
 from nearfar.step import ops
 from tests.support import gguf_files, tiny
 from tests.support.architectures import CASES, checkpoint, prompt, reference
@@ -213,7 +213,10 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
     expected = "codes exact, offsets rounded" if kind in ROUNDED else "exact"
     assert {matrix["carried"] for matrix in matrices} == {expected}
     scales = {Scales(**m.get("scales", {})) for m in matrices} | {PAIRS}
-    assert manifest["version"] == (VERSION if scales != {PAIRS} else OLDEST)
+    assert manifest["version"] == (VERSION if kind in IQ4 else SCALED if scales != {PAIRS} else OLDEST)
+    if kind in IQ4:
+        assert {row[1:] for m in matrices for row in rows_of(m)} == {(4, 32, IQ4[kind])}
+        assert sum(shard["bytes"] for shard in manifest["weights"]["shards"]) <= 1.02 * file.stat().st_size
     if kind in gguf_files.MIXED:  # q, k and v are computed together, but stored as the file has them
         stored = {m["name"].removeprefix("layers.0."): rows_of(m) for m in matrices}
         wide, high = STORED["Q4_K"], STORED["Q6_K"]

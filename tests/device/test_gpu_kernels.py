@@ -15,6 +15,7 @@ import pytest
 from nearfar.format.manifest import Float
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
+from nearfar.targets.gpu.packing import HELD
 from tests.support import gguf_rows, gpu_jobs, int8_jobs
 from tests.support.turns import in_turns
 
@@ -57,8 +58,8 @@ def test_embed(matrix: str, scale: float, target: str) -> None:
 @pytest.mark.parametrize("kind", gguf_rows.OWN_BYTES)
 def test_rows_of_a_gguf_file_are_those_of_the_file(kind: str, blocks: int, target: str) -> None:
     """The rows are to the bit those of the gguf package, also of an odd number of columns or superblocks."""
-    made, job = kernels(target, "f32"), gguf_rows.embed_job(kind, blocks * gguf_rows.block_size(kind))
-    arrays, expected = gguf_rows.embed_arrays(made, kind, job.matrix.k)
+    made, job = kernels(target, "f32"), gguf_rows.embed_job(kind, blocks * gguf_rows.block_size(kind), HELD)
+    arrays, expected = gguf_rows.embed_arrays(made, kind, job.matrix)
     arrays["out"] = np.zeros(*job.out)
     np.testing.assert_array_equal(runner(target)(made.stages(job), "f32", arrays)["out"], expected)
 

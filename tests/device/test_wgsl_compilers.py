@@ -31,6 +31,7 @@ from nearfar.kernels.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, R
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
+from nearfar.targets.gpu.packing import HELD
 from nearfar.targets.webgpu import shaders
 from tests.support import gguf_rows, gpu_jobs, int8_jobs, project_jobs
 from tests.support.browser import browser
@@ -286,9 +287,9 @@ def run_in(page):
 def test_rows_of_a_gguf_file_in_chromium_are_those_of_the_file(page, kind):
     made, job = (
         variant(SOFTWARE, "f32", False).kernels,
-        gguf_rows.embed_job(kind, 3 * gguf_rows.block_size(kind)),
+        gguf_rows.embed_job(kind, 3 * gguf_rows.block_size(kind), HELD),
     )
-    arrays, expected = gguf_rows.embed_arrays(made, kind, job.matrix.k)
+    arrays, expected = gguf_rows.embed_arrays(made, kind, job.matrix)
     arrays["out"] = np.zeros(*job.out)
     np.testing.assert_array_equal(run_in(page)(made.stages(job), "f32", arrays)["out"], expected)
 

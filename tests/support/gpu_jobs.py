@@ -77,6 +77,7 @@ TWO_LEVELS = {
     "q2g16k4o": Matrix(75, 512, 2, 16, scales=OF_GGUF["Q2_K"]),
     "q3g16k6": Matrix(74, 256, 3, 16, scales=OF_GGUF["Q3_K"]),
     "q4g32k6o": Matrix(97, 768, 4, 32, scales=OF_GGUF["Q4_K"]),
+    "q4g64k6o": Matrix(40, 256, 4, 64, scales=OF_GGUF["Q4_K"]),
     "q5g32k6o": Matrix(41, 256, 5, 32, scales=OF_GGUF["Q5_K"]),
     "q6g16k8": Matrix(75, 768, 6, 16, scales=OF_GGUF["Q6_K"]),
 }

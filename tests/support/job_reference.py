@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.format.scales import VALUE_BITS
 from nearfar.kernels.jobs import (
     Activation,
     Attend,
@@ -32,7 +33,7 @@ from nearfar.kernels.jobs import (
     Rows,
     Ssm,
 )
-from nearfar.kernels.quantized import Matrix, QuantPieces, QuantTensor
+from nearfar.kernels.quantized import Matrix, QuantPieces, QuantTensor, values_of
 from tests.support import quantized_kv
 
 Array = npt.NDArray[Any]
@@ -374,7 +375,7 @@ def random_quantized(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTen
     """A quantized matrix without pieces, and its numbers, computed as the docstring of Scales says."""
     shape, levels, how = (matrix.n, matrix.k // matrix.group), 2**matrix.bits, matrix.scales
     codes = rng.integers(0, levels, (matrix.n, matrix.k)).astype(np.uint8)
-    size = 1 / levels / np.sqrt(matrix.k)
+    size = 1 / (2**VALUE_BITS if how.table else levels) / np.sqrt(matrix.k)
     units = None
     if how.superblock:
         units = np.zeros((matrix.n, matrix.k // how.superblock, 2), np.float16)
@@ -384,14 +385,15 @@ def random_quantized(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTen
         scales, biases = (rng.integers(0, 2**how.bits, shape).astype(np.uint8) for _ in range(2))
         biases *= how.offsets
         of = np.repeat(units.astype(np.float64), shape[1] // units.shape[1], axis=1)
-        wide_scales = of[..., 0] * (scales.astype(np.float64) - how.zero(how.bits))
+        wide_scales = of[..., 0] * (scales.astype(np.float64) - how.centre)
         wide_biases = -of[..., 1] * biases if how.offsets else -wide_scales * matrix.zero
     else:
         scales = ((2 + 2 * rng.random(shape)) * size).astype(np.float16)
         biases = (scales * (-levels / 2 + rng.random(shape))).astype(np.float16)
         wide_scales = scales.astype(np.float64)
         wide_biases = biases.astype(np.float64) if how.offsets else -wide_scales * matrix.zero
-    wide = codes.reshape(*shape, matrix.group) * wide_scales[..., None] + wide_biases[..., None]
+    values = values_of(codes, how).reshape(*shape, matrix.group)
+    wide = values * wide_scales[..., None] + wide_biases[..., None]
     return QuantTensor.of_codes(codes, scales, biases, matrix.bits, units), wide.reshape(matrix.n, matrix.k)
 
 

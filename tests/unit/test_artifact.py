@@ -52,9 +52,9 @@ def test_a_good_artifact(path: Path) -> None:
 
 
 def test_a_newer_format_says_upgrade(path: Path) -> None:
-    tiny.edit_manifest(path, lambda data: data.update(version=5))
+    tiny.edit_manifest(path, lambda data: data.update(version=6))
     with pytest.raises(
-        ArtifactError, match=r"artifact format 5 is newer than this nearfar understands \(4\). Upgrade"
+        ArtifactError, match=r"artifact format 6 is newer than this nearfar understands \(5\). Upgrade"
     ):
         Artifact.open(path)
 
@@ -62,7 +62,7 @@ def test_a_newer_format_says_upgrade(path: Path) -> None:
 def test_an_older_format_says_build_again(path: Path) -> None:
     tiny.edit_manifest(path, lambda data: data.update(version=2))
     with pytest.raises(
-        ArtifactError, match=r"artifact format 2; this nearfar reads 3 to 4. Build the artifact again"
+        ArtifactError, match=r"artifact format 2; this nearfar reads 3 to 5. Build the artifact again"
     ):
         Artifact.open(path)
 

@@ -18,7 +18,7 @@ from nearfar.build.weights.quantized.gguf import Gguf
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.build.weights.stream import MatrixRows, WeightStream
 from nearfar.errors import BuildError
-from nearfar.format.scales import SYMMETRIC
+from nearfar.format.scales import SYMMETRIC, VALUE_BITS
 from nearfar.kernels.quantized import GROUPS, QuantTensor, StorableMatrices
 from tests.support.gguf_files import MIXED, mixed, type_of
 from tests.support.paths import ROOT
@@ -127,8 +127,10 @@ def test_what_a_target_holds_is_carried_over(kind: str, tmp_path: Path) -> None:
         found = source.held_by(target, held)
         assert all(map(held.holds, found.matrices.values()))
         assert (found.keeps, found.report.anew) == (source.keeps, {})
+        blocks = BLOCKS[kind]
+        bits = blocks.bits if not blocks.scales.table or blocks.scales in held.scales else VALUE_BITS
         assert {(m.bits, m.group) for m in found.matrices.values()} == {
-            (BLOCKS[kind].bits, min(BLOCKS[kind].group, max(GROUPS)))
+            (bits, min(blocks.group, max(GROUPS)))
         }
         assert {m.scales for m in source.matrices.values()} == {BLOCKS[kind].scales}
     assert source.keeps == set(source.quantized.tensors if source.quantized else ())

@@ -16,9 +16,13 @@ from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
 from nearfar.build.weights.gguf.header import read_header
 from nearfar.build.weights.gguf.tokenizer import read_tokenizer
+from nearfar.build.weights.quantize import Scheme, dequantize
+from nearfar.build.weights.quantized.contract import held_in, joint
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
 from nearfar.build.weights.quantized.gguf_grids import TABLES
 from nearfar.errors import CheckpointError
+from nearfar.format.scales import IQ4, LINEAR, PAIRS, SYMMETRIC
+from nearfar.kernels.quantized import StorableMatrices
 from scripts.freeze_grids import frozen
 from tests.shared_data import shared_data
 from tests.support import gguf_files
@@ -31,6 +35,31 @@ def test_blocks_are_what_the_gguf_package_makes_of_them(kind: str) -> None:
     assert int(found.codes.max()) < 2 ** BLOCKS[kind].bits
     assert found.scales.shape[1] == 512 // BLOCKS[kind].group
     np.testing.assert_allclose(found.weights(), gguf_files.floats(rows, kind), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", IQ4)
+def test_a_target_without_tables_stores_their_values(kind: str) -> None:
+    rows = gguf_files.random_rows(kind, 6, 512)
+    found = read_rows(kind, rows, gguf.GGML_QUANT_SIZES[gguf_files.KINDS[kind]][1])
+    scheme, floats = BLOCKS[kind].scheme(512), gguf_files.floats(rows, kind)
+    assert scheme is not None
+    targets = StorableMatrices(), StorableMatrices(scales=LINEAR), StorableMatrices.pairs()
+    for held, bits in zip(targets, (4, 8, 8), strict=True):
+        stored = held_in(scheme, held)
+        assert stored is not None
+        carried = found.carried(scheme.bits, kind, stored.scales)
+        assert stored.bits == carried.rows.bits == bits
+        made = dequantize(carried.rows, stored.group_size, stored.scales)
+        assert carried.change < 0.1
+        changed = carried.change * np.abs(found.scales).max()
+        np.testing.assert_allclose(made, floats, rtol=1e-6, atol=changed)
+        assert (carried.change > 0) == (kind == "IQ4_XS" and stored.scales == PAIRS)
+
+
+def test_tensors_with_and_without_a_table_share_a_scheme_without() -> None:
+    table, five = Scheme(4, 32, IQ4["IQ4_NL"]), Scheme(5, 32, SYMMETRIC)
+    assert joint([table, table]) == table
+    assert joint([table, five]) == joint([table, table.linear]) == Scheme(8, 32, SYMMETRIC)
 
 
 def test_the_frozen_grids_are_those_of_the_gguf_package() -> None:

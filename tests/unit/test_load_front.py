@@ -109,7 +109,7 @@ def test_each_model_has_its_own_figures_and_a_token_costs_no_list_of_models(fron
         text = client.get("/metrics").text
     counts = {model: float(count) for model, count in re.findall(
         r'nearfar:requests_total\{model_name="(.*?)",outcome=".*?"\} (\S+)', text)}  # fmt: skip
-    assert counts == {"m7": 1, "": 1}
+    assert counts == {"m7": 1, "unknown": 1}
     assert 'nearfar:request_generation_tokens_count{model_name="m7"} 1.0' in text
     assert 'nearfar:request_generation_tokens_count{model_name="m0"} 0.0' in text
 

@@ -48,6 +48,8 @@ class EchoAnswers:
         self._prepared = prepared
         self.closed = 0
 
+    ignored = ""
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         request = self._prepared.request
         for index in range(request.choices):

@@ -145,7 +145,8 @@ STRICT: list[tuple[str, dict[str, Any], str]] = [
     (OLLAMA, {"options": {"num_ctx": 4096}}, "options.num_ctx: this changes nothing here; "
      "set it when the server starts"),
     (CHAT, {"user": ["é"]}, "user: this must be a string, not a list"),
-    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort: this model's chat template has no variable for it"),
+    (CHAT, {"reasoning_effort": "low"},
+     "reasoning_effort: this model's chat template has no variable for it"),
     (RESPONSES, {"reasoning": {"effort": "low"}},
      "reasoning.effort: this model's chat template has no variable for it"),
 ]  # fmt: skip

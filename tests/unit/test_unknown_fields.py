@@ -146,17 +146,17 @@ def test_what_only_an_upstream_knows_is_passed_on(engine: Noting, monkeypatch: p
     assert engine.asked[-1].messages[0]["content"] == ["What is it?", {"type": "image_url"}]
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_front_passes_on_whether_it_is_strict_or_not(
-    engine: Noting, monkeypatch: pytest.MonkeyPatch, strict: bool
+def test_a_strict_front_passes_on_values_that_only_an_upstream_follows(
+    engine: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Noting, "passes_on", True)
-    http = TestClient(create_app(engine, AppOptions(strict_fields=strict)), raise_server_exceptions=False)
-    assert ask(http, **UNKNOWN).status_code == 200
-    made = ask(http, messages=[{"role": "user", "content": IMAGE}], mirostat=2)
-    assert (made.status_code, HEADER in made.headers) == (200, False)
+    http = TestClient(create_app(engine, AppOptions(strict_fields=True)), raise_server_exceptions=False)
+    made = ask(http, messages=[{"role": "user", "content": IMAGE}], bad_words=["no"])
+    assert (made.status_code, HEADER in made.headers) == (200, False), made.text
     sent = upstream_body(engine.asked[-1], ROUTE)
-    assert (sent["messages"][0]["content"], sent["mirostat"]) == (IMAGE, 2)
+    assert (sent["messages"][0]["content"], sent["bad_words"]) == (IMAGE, ["no"])
+    refused = ask(http, mirostat=2)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mirostat")
 
 
 def test_the_log_names_a_field_once_for_each_kind_of_client(

@@ -95,7 +95,7 @@ describe("manifest", () => {
     ],
     [
       "a newer version",
-      /format version 5, this runtime reads up to 4.*Upgrade/,
+      /format version 6, this runtime reads up to 5.*Upgrade/,
       (m) => {
         m.version = VERSION + 1;
       },

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import F32, LARGEST, Scheme
 from nearfar.build.weights.quantized.contract import Carried, RequiredTensor, Shape, most_common
 from nearfar.errors import CheckpointError
-from nearfar.format.scales import PAIRS, Scales
+from nearfar.format.scales import PAIRS, TABLES, VALUE_BITS, Scales, Table
 from nearfar.kernels.quantized import QuantTensor
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -53,9 +53,23 @@ class Affine:
     biases: Floats
     levels: Levels | None = None
     """The scales and biases as the checkpoint stores them, if it does so in two levels."""
+    table: Table | None = None
+    """The table whose values codes stand for; biases are then zeros."""
+
+    @property
+    def linear(self) -> Affine:
+        """The rows without a table: codes are its values, plus 128."""
+        if self.table is None:
+            return self
+        zero = 1 << (VALUE_BITS - 1)
+        values = (np.array(TABLES[self.table], np.int16) + zero).astype(np.uint8)
+        biases = self.scales * np.float32(-zero)
+        return replace(self, codes=values[self.codes], biases=biases, table=None)
 
     def weights(self) -> F32:
         """Dequantize to float32 [n, k]; computed in float64, since biases can nearly cancel products."""
+        if self.table is not None:
+            return self.linear.weights()
         n, k = self.codes.shape
         wide = self.codes.reshape(n, self.scales.shape[1], -1).astype(np.float64)
         wide *= self.scales[..., None].astype(np.float64)
@@ -64,8 +78,11 @@ class Affine:
 
     def carried(self, bits: int, name: str, how: Scales = PAIRS) -> Carried:
         """The rows with float16 scales and biases, and the error of that rounding; errors as `near`. If `how`
-        has two levels, the rows are as the checkpoint has them.
+        has two levels, the rows are as the checkpoint has them; if it has no table, a table's values are the
+        codes.
         """
+        if self.table != how.table:
+            return self.linear.carried(VALUE_BITS, name, how)
         if how.superblock:
             assert self.levels is not None, name
             units = self.levels.units

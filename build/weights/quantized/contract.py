@@ -112,13 +112,14 @@ def scheme_for(bits: int, group: int, k: int, centred: bool = False) -> Scheme |
 
 
 def held_in(scheme: Scheme, held: StorableMatrices) -> Scheme | None:
-    """The scheme that holds a scheme's codes exactly in what a target can store: its own, or float16 pairs in
-    the largest groups that divide its own; None where there are none.
+    """The scheme that holds a scheme's codes exactly in what a target can store: its own, that of a table's
+    values, or float16 pairs in the largest groups that divide its own; None where there are none.
     """
-    if scheme.group_size in held.groups and scheme.scales in held.scales:
-        return scheme
+    for own in (scheme, scheme.linear):
+        if own.group_size in held.groups and own.scales in held.scales:
+            return own
     found = [size for size in held.groups if scheme.group_size % size == 0]
-    return Scheme(scheme.bits, max(found)) if found else None
+    return Scheme(scheme.linear.bits, max(found)) if found else None
 
 
 def finer(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
@@ -129,7 +130,7 @@ def finer(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
     little more where their offsets differ: a weight changes by an eighth of a step of the checkpoint's codes,
     whose own error is up to a half.
     """
-    wide = min((bits for bits in BITS if bits >= scheme.bits + FINER), default=None)
+    wide = min((bits for bits in BITS if bits >= scheme.linear.bits + FINER), default=None)
     return None if wide is None else Scheme(wide, min(groups))
 
 
@@ -138,6 +139,9 @@ def joint(schemes: Iterable[Scheme]) -> Scheme:
     most bits and the smallest group, in float16 scales if all have these, otherwise in float16 pairs.
     """
     found = list(schemes)
+    if len(set(found)) == 1:
+        return found[0]
+    found = [scheme.linear for scheme in found]
     if len(set(found)) == 1:
         return found[0]
     scales = SYMMETRIC if all(scheme.scales == SYMMETRIC for scheme in found) else PAIRS

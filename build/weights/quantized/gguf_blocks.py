@@ -21,13 +21,10 @@ from nearfar.build.weights.quantized import gguf_grids
 from nearfar.build.weights.quantized.affine import F16, Affine, Levels
 from nearfar.build.weights.quantized.contract import scheme_for
 from nearfar.build.weights.quantized.e2m1 import E2M1_BITS, e2m1_affine
-from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
+from nearfar.format.scales import IQ4, OF_GGUF, PAIRS, SYMMETRIC, Scales
 
 Bytes = npt.NDArray[Any]
 """Arrays of uint8; shifts lose the dtype in NumPy's annotations."""
-
-IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-"""The unscaled weights of IQ4_NL and IQ4_XS, by code."""
 
 
 @dataclass(frozen=True)
@@ -161,15 +158,15 @@ def _q6_k(b: Bytes) -> Affine:
 
 
 def _iq4_nl(b: Bytes) -> Affine:
-    return _centred((IQ4[_nibbles(b[:, 2:])] + 128).astype(np.uint8), _half(b, 0), 128)
+    return replace(_centred(_nibbles(b[:, 2:]), _half(b, 0), 0), table="iq4")
 
 
 def _iq4_xs(b: Bytes) -> Affine:
     high = np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(len(b), 8)
-    codes = (IQ4[_nibbles(b[:, 8:].reshape(-1, 8, 16))] + 128).astype(np.uint8).reshape(len(b), 256)
-    # Scales of 6 bits are stored as 8: the high two of 8 groups would fill half a line of the CPU's blocks.
-    return _signed(codes, (low | high << 4).astype(np.uint8) + np.uint8(128 - 32), 8, 128, _float16(b, 0))
+    codes = _nibbles(b[:, 8:].reshape(-1, 8, 16)).reshape(len(b), 256)
+    scales = (low | high << 4).astype(np.uint8)
+    return replace(_signed(codes, scales, 6, 0, _float16(b, 0)), table="iq4")
 
 
 def _mxfp4(b: Bytes) -> Affine:
@@ -188,8 +185,8 @@ BLOCKS: Mapping[str, Blocks] = {
     "Q4_K": Blocks(4, 32, _q4_k, OF_GGUF["Q4_K"]),
     "Q5_K": Blocks(5, 32, _q5_k, OF_GGUF["Q5_K"]),
     "Q6_K": Blocks(6, 16, _q6_k, OF_GGUF["Q6_K"]),
-    "IQ4_NL": Blocks(8, 32, _iq4_nl, SYMMETRIC),
-    "IQ4_XS": Blocks(8, 32, _iq4_xs, OF_GGUF["Q6_K"]),
+    "IQ4_NL": Blocks(4, 32, _iq4_nl, IQ4["IQ4_NL"]),
+    "IQ4_XS": Blocks(4, 32, _iq4_xs, IQ4["IQ4_XS"]),
     "MXFP4": Blocks(E2M1_BITS, 32, _mxfp4),
     "TQ1_0": Blocks(2, 256, gguf_grids.tq1_0),
     "TQ2_0": Blocks(2, 256, gguf_grids.tq2_0),
@@ -210,4 +207,4 @@ def read_rows(kind: str, rows: Bytes, size: int) -> Affine:
     found = BLOCKS[kind].read(np.ascontiguousarray(rows).reshape(-1, size))
     levels = found.levels and found.levels.reshape(n)
     codes, scales, biases = found.codes, found.scales, found.biases
-    return Affine(codes.reshape(n, -1), scales.reshape(n, -1), biases.reshape(n, -1), levels)
+    return Affine(codes.reshape(n, -1), scales.reshape(n, -1), biases.reshape(n, -1), levels, found.table)

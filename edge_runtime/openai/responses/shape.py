@@ -90,7 +90,7 @@ class ResponseRecords:
         *,
         ids: Callable[[str], str] = new_id,
     ) -> None:
-        self.id, self._model, self._told, self._ids = name, model, told, ids
+        self.id, self.model, self._told, self._ids = name, model, told, ids
         self._functions = functions_of(body.get("tools") or ())
         self._request = _echo(body, stored)
         self._created = int(time.time())
@@ -224,7 +224,7 @@ class ResponseRecords:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self._model,
+            "model": self.model,
             "output": [item.record() for item in self._items] if ended else [],
             **self._request,
             "usage": None if usage is None else self._usage(usage),

@@ -28,10 +28,9 @@ def skip(name: str, value: str) -> None:
     """Leave out a value that this server does not know. The answer's header names it (`name`), or a strict
     server rejects it with ValueError. To be called while a request is validated.
     """
-    found = ignored.get()
-    if found is not None:
+    if (found := ignored.get()) is not None:
         found.add(name)
-    elif not passes_on.get():
+    else:
         raise ValueError(f"{shown(value)} is not known here; leave it out")
 
 
@@ -72,11 +71,14 @@ def as_chat(
         raise RequestError(
             "messages: there is nothing to answer: send at least one message with text", "messages"
         )
+    token = passes_on.set(service.engine.passes_on)  # images are for an upstream that may read them
     try:
         body = ChatRequest.model_validate({**given, "model": model})
     except ValidationError as error:
         fault = fault_of(error.errors(), ChatRequest)
         raise RequestError(fault.outside, fault.param) from error
+    finally:
+        passes_on.reset(token)
     return asked(service, request, body)
 
 

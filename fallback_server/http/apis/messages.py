@@ -29,7 +29,7 @@ from nearfar.fallback_server.http.fields import (
     many,
     within,
 )
-from nearfar.fallback_server.http.ignoring import passes_on
+from nearfar.fallback_server.http.ignoring import computes
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, Thinking
 from nearfar.format.requests import MAX_STOPS, MAX_TOOLS
 
@@ -71,7 +71,7 @@ class Block(Strict):
                 raise ValueError(f"a block of type {self.type!r} needs the field {name!r}")
         if self.type == "document":
             raise ValueError("documents are not read here: send their text")
-        if self.type == "image" and not passes_on.get():
+        if self.type == "image" and computes.get():
             raise ValueError("only blocks of type 'text' are taken, not 'image'; this server reads no images")
         return self
 

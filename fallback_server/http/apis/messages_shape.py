@@ -36,6 +36,10 @@ class MessageShape:
         self._finish: FinishReason = "stop"
         self._stopped: str | None = None
 
+    def model_is(self, model: str) -> None:
+        """See ResponseWriter."""
+        self._model = model
+
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         """See ResponseWriter."""
         yield _event("message_start", message=self._message(usage, None))

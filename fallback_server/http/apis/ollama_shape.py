@@ -35,6 +35,10 @@ class OllamaShape:
         self._calls: list[CallPart] = []
         self._finish: FinishReason = "stop"
 
+    def model_is(self, model: str) -> None:
+        """See ResponseWriter."""
+        self._model = model
+
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         """See ResponseWriter."""
         return ()

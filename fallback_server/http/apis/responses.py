@@ -26,7 +26,7 @@ from nearfar.fallback_server.http.fields import (
     many,
     within,
 )
-from nearfar.fallback_server.http.ignoring import passes_on
+from nearfar.fallback_server.http.ignoring import computes
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     NO_MEDIA,
@@ -62,7 +62,7 @@ class InputPart(Strict):
             name = "refusal" if self.type == "refusal" else "text"
             if getattr(self, name) is None:
                 raise ValueError(f"a part of type '{self.type}' needs the field '{name}'")
-        elif not passes_on.get():
+        elif computes.get():
             raise ValueError(f"only parts of type 'input_text' are taken, not {shown(self.type)}; {NO_MEDIA}")
         return self
 

@@ -20,6 +20,10 @@ class ResponseShape:
     def __init__(self, records: ResponseRecords) -> None:
         self._records = records
 
+    def model_is(self, model: str) -> None:
+        """See ResponseWriter."""
+        self._records.model = model
+
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         """See ResponseWriter."""
         return map(_event, self._records.begin())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Sequence as Seq
 from typing import Annotated
 
 from pydantic import Field, Tag, model_validator
@@ -127,9 +128,10 @@ def questions_of(body: ScoreBody) -> list[Question]:
         else tuple((token,) for token in body.label_token_ids or ())
     )
     named = "labels" if body.labels is not None else "label_token_ids"
+    items: Seq[str | list[int]] = body.items or ()
     return [
         Question(labels, prompt=_joined(body, item), place=f"items.{at}", labels_place=named)
-        for at, item in enumerate(body.items or ())
+        for at, item in enumerate(items)
     ]
 
 

@@ -255,8 +255,8 @@ def serve(
         _option(
             "Limits",
             "--strict-fields",
-            "Reject unknown fields of requests. Without this option they are ignored, and named in the "
-            "header x-nearfar-ignored and in the log.",
+            "Reject unknown fields of requests, also in front of other servers. Without this option they are "
+            "passed on to these, or ignored, and named in the header x-nearfar-ignored and in the log.",
         ),
     ] = DEFAULTS.strict_fields,
     store: Annotated[

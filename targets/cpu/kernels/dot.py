@@ -17,6 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.tables import ZERO, looked_up
 from nearfar.targets.cpu.units import Dot, Unit
 
 Expr = Any
@@ -75,14 +76,16 @@ class DotSums:
     `scaled`: the second quad of a word of 4-bit codes is not shifted down, so its codes are 16 times too
     large; it has sums of its own, which are shifted back exactly. This needs a mask instead of a shift and a
     mask, where these are most of the work. `offset`: a constant subtracted from codes to make them int8, on
-    units without products of uint8.
+    units without products of uint8. `signed`: the unit's products take a table's values as they are; others
+    take them plus tables.ZERO, as uint8.
     """
 
     def __init__(self, unit: Unit, matrix: Matrix, rows: int, columns: int) -> None:
         self.unit, self.matrix, self.rows, self.pieces = unit, matrix, rows, columns // unit.lanes
-        self.scaled = matrix.bits == 4 and self._scales(unit.dot)
+        self.table, self.signed = matrix.scales.table, unit.dot == "sdot"
+        self.scaled = matrix.bits == 4 and not self.table and self._scales(unit.dot)
         self.offset = 128 if unit.dot == "sdot" and matrix.bits == 8 else 0
-        self.correction = self.offset - matrix.zero
+        self.correction = self.offset - matrix.zero - (ZERO if self.table and not self.signed else 0)
         self._vector = f"int32x{unit.lanes}"
         self._each = SUMS[unit.dot] * (2 if self.scaled else 1)
 
@@ -154,6 +157,12 @@ class DotSums:
     def _splat(self, value: int) -> Expr:
         return v.isplat(value - (value >> 31 << 32), n=self.unit.lanes)
 
+    def _looked_up(self, codes: Expr) -> Expr:
+        """The values of the codes of a quad, where the matrix has a table; otherwise the codes."""
+        if self.table is None:
+            return codes
+        return looked_up(self.unit, self.table, codes, signed=self.signed)
+
     def _quads(self) -> range:
         return range(turn(self.matrix) // packing.QUAD)
 
@@ -187,7 +196,7 @@ class Bytes(DotSums):
 
     def codes(self, words: Words, first: int = 0) -> list[Any]:
         """One word of codes for each quad; see DotSums.codes."""
-        found = [self._word(words, quad, first) for quad in self._quads()]
+        found = [self._looked_up(self._word(words, quad, first)) for quad in self._quads()]
         return [T.Bind(code ^ self._splat(0x80808080)) for code in found] if self.offset else found
 
     def _word(self, words: Words, quad: int, first: int) -> Expr:
@@ -256,6 +265,10 @@ class PairProducts(DotSums):
 
     def codes(self, words: Words, first: int = 0) -> list[Any]:
         """Two words of codes for each quad; see DotSums.codes."""
+        if self.table is not None:
+            mask = self._splat(0x00FF00FF)
+            values = [self._looked_up(self._bits(words, quad, first, 0x01010101)) for quad in self._quads()]
+            return [[T.Bind(each & mask), T.Bind((each >> self._splat(8)) & mask)] for each in values]
         return [
             [self._bits(words, quad, first, 0x00010001, down) for down in (0, 8)] for quad in self._quads()
         ]

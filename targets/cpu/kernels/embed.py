@@ -18,6 +18,7 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import lines, turn
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.scales import SpanScales
+from nearfar.targets.cpu.kernels.tables import value_of
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -88,8 +89,9 @@ class _Row:
         of_span = T.Bind(span * self.layout.span + in_span * matrix.group)
         with T.serial(0, matrix.group // step) as c:
             for i in range(step):
-                code = tirx.Cast("int32", self._code(span, cell, inside, first, c, i))
-                value = tirx.Cast("float32", code - v.i32(matrix.zero)) * scale
+                code, table = self._code(span, cell, inside, first, c, i), matrix.scales.table
+                number = value_of(table, code) if table else tirx.Cast("int32", code) - v.i32(matrix.zero)
+                value = tirx.Cast("float32", number) * scale
                 self.put(of_span + c * step + i, value if offset is None else value + offset)
 
     def _code(self, span: Expr, cell: Expr, inside: int, first: int, c: Expr, i: int) -> Expr:

@@ -154,14 +154,14 @@ def _columns(
 
     def some(span: Expr, count: int) -> None:
         if dot.streams and layout.levels:
-            ahead(buf["w"], (block, span), layout.level_starts[0], layout.scale_lines)
+            ahead(buf["w"], (block, span), layout.scale_start, layout.scale_lines)
         scales = SpanScales(layout, unit, buf["w"], block, span)
         columns = [(first, scales.columns(first, n)) for first in at]
         with T.serial(0, count) as cell:
             for inside in range(layout.cell // matrix.group):
                 group.add(block, span, cell, inside, columns)
         if dot.streams and not layout.levels:
-            ahead(buf["w"], (block, span), layout.level_starts[0], layout.scale_lines)
+            ahead(buf["w"], (block, span), layout.scale_start, layout.scale_lines)
 
     with T.serial(0, cells // each) as span:
         some(span, each)

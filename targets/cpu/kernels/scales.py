@@ -10,13 +10,12 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import widen
+from nearfar.targets.cpu.packing import HALF_LINE, HALVES
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
 OfGroup = Callable[[Expr], tuple[Expr, Expr | None]]
 """Gives float32 scales and offsets of a group of a span; no offsets where the scheme has none."""
-HALF_LINE = v.ROWS // 2
-"""Words of half a line, which holds a float16 for each row of a block."""
 BYTES_OF_WORD = 4
 
 
@@ -42,8 +41,10 @@ class SpanScales:
             return lambda group: (self._half(group, first, n), None)
         factor = self._half(0, first, n)
         if not scales.offsets:
-            zero = scales.zero(scales.bits)
-            return lambda group: (self._times(self._integers(group, first, n), zero, factor, n), None)
+            return lambda group: (
+                self._times(self._integers(group, first, n), scales.centre, factor, n),
+                None,
+            )
         less = T.Bind(v.splat(0.0, n) - self._half(1, first, n))
 
         def of(group: Expr) -> tuple[Expr, Expr | None]:
@@ -59,9 +60,11 @@ class SpanScales:
         return T.Bind(v.cast(centred, f"float32x{n}") * factor)
 
     def _half(self, which: Expr, first: Expr, n: int) -> Expr:
-        """The float16 values of half of the line of float16 values, as float32."""
-        at = which * HALF_LINE + first // 2
-        words = v.lanes(self._w, [*self._at, self._layout.level_starts[-1], at], n // 2)
+        """The float16 values of a half line of a span's, as float32."""
+        line, half = self._layout.scale_start, which
+        if self._layout.levels:
+            line, half = divmod(which + self._layout.level_starts[-1], HALVES)
+        words = v.lanes(self._w, [*self._at, line, half * HALF_LINE + first // 2], n // 2)
         return widen(self._unit, T.Bind(v.bits(words, f"float16x{n}")), n, finite=True)
 
     def _integers(self, value: Expr, first: Expr, n: int) -> Expr:
@@ -72,24 +75,26 @@ class SpanScales:
             found = v.lanes(self._table, [at], words)
         else:
             line = at >> v.i32(v.ROWS.bit_length() - 1)
-            found = v.lanes(
-                self._w, [*self._at, self._layout.level_starts[0] + line, at & v.i32(v.ROWS - 1)], words
-            )
+            found = v.lanes(self._w, [*self._at, line, at & v.i32(v.ROWS - 1)], words)
         return T.Bind(v.cast(v.bits(found, f"uint8x{n}"), f"int32x{n}"))
 
     def _unpacked(self) -> Expr:
         layout, dtype = self._layout, "uint32"
         table = v.local((layout.values * v.ROWS // BYTES_OF_WORD,), dtype)
-        for line in range(layout.values // BYTES_OF_WORD):
+        runs = [layout.level_run(plane) for plane in layout.levels]
+        n = min(runs) * HALF_LINE
+        for half in range(0, layout.values // BYTES_OF_WORD * HALVES, min(runs)):
             found = None
-            for plane, start in zip(layout.levels, layout.level_starts, strict=False):
-                of, down = divmod(line, packing.BYTE // plane.bits)
-                word = v.lanes(self._w, [*self._at, start + of, 0])
+            for plane, start, run in zip(layout.levels, layout.level_starts, runs, strict=False):
+                index, inside = divmod(half, run)
+                of, down = divmod(index, packing.BYTE // plane.bits)
+                line, second = divmod(start + of * run + inside, HALVES)
+                word = v.lanes(self._w, [*self._at, line, second * HALF_LINE], n)
                 shift, mask = down * plane.bits - plane.low, plane.mask << plane.low
                 if shift:
-                    to = v.isplat(abs(shift), dtype)
+                    to = v.isplat(abs(shift), dtype, n)
                     word = T.Bind(word >> to if shift > 0 else word << to)
-                part = T.Bind(word & v.isplat(mask * 0x01010101, dtype))
+                part = T.Bind(word & v.isplat(mask * 0x01010101, dtype, n))
                 found = part if found is None else T.Bind(found | part)
-            v.put(table, [line * v.ROWS], found)
+            v.put(table, [half * HALF_LINE], found, n)
         return table

@@ -9,6 +9,7 @@ pytest.importorskip("tvm")
 
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.format.scales import ALL
+from nearfar.targets.cpu.target import TARGET
 from tests.support.cpu_jobs import KERNELS, CpuJobs
 from tests.support.gguf_rows import OWN_BYTES, block_size, embed_arrays, embed_job
 
@@ -28,13 +29,14 @@ CASES = [(kind, k) for kind in EXACT for k in widths(kind)]
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    return CpuJobs(tmp_path_factory.mktemp("gguf"), [embed_job(kind, k) for kind, k in CASES])
+    return CpuJobs(tmp_path_factory.mktemp("gguf"), [embed_job(kind, k, TARGET.held) for kind, k in CASES])
 
 
 @pytest.mark.parametrize(("kind", "k"), CASES)
 def test_rows_are_those_of_the_file(jobs, kind, k):
-    arrays, expected = embed_arrays(KERNELS, kind, k)
-    np.testing.assert_array_equal(jobs.compute(embed_job(kind, k), arrays)["out"], expected)
+    job = embed_job(kind, k, TARGET.held)
+    arrays, expected = embed_arrays(KERNELS, kind, job.matrix)
+    np.testing.assert_array_equal(jobs.compute(job, arrays)["out"], expected)
 
 
 def test_every_way_of_storing_scales_is_some_types():

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
+import gguf
 import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
-from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC
+from nearfar.format.scales import IQ4, OF_GGUF, PAIRS, SYMMETRIC
 from nearfar.kernels.codes import BITS
 from nearfar.kernels.jobs import Activation, Linear
 from nearfar.kernels.quantized import Matrix
@@ -82,7 +83,7 @@ STORED = share([
     linear(1, Matrix(48, 96, 5, 32, scales=SYMMETRIC)),
     linear(4, Matrix(16, 32, 8, 32, scales=SYMMETRIC), bias=True),
     linear(16, Matrix(64, 256, 4, 32, scales=STORED_AS[5][2]), gate="silu", bias=True),
-    *(linear(m, Matrix.of([Matrix(40, 256, bits, group, scales=how) for bits, group, how in STORED_AS[-2:]]),
+    *(linear(m, Matrix.of([Matrix(40, 256, bits, group, scales=how) for bits, group, how in STORED_AS[-4:]]),
              norm=1e-5, bias=True) for m in (1, 16)),
     linear(1, Matrix.of([Matrix(24, 256, bits, group, scales=how) for bits, group, how in STORED_AS[:2]]),
            gate="silu", residual=True),
@@ -151,7 +152,7 @@ def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bit
         for begin, count in lines(layout, cell, inside, c)
         for i in range(count)
     ]
-    scales = [layout.level_starts[0] + i for i in range(layout.scale_lines)]
+    scales = [layout.scale_start + i for i in range(layout.scale_lines)]
     assert (max(scales) < min(codes)) == bool(how.superblock)
     assert sorted({*codes, *scales}) == list(range(layout.lines))
 
@@ -165,12 +166,20 @@ def test_few_rows_prefetch_their_weights(m):
 
 @pytest.mark.parametrize(("bits", "group", "how"), STORED_AS)
 def test_packed_matrices_have_the_bytes_of_their_scheme(bits, group, how):
-    """A superblock with one float16 factor is padded by half a line, at most 2 %."""
+    """A superblock whose scales end in the middle of a line is padded by half a line, at most 2 %."""
     matrix = Matrix(32, 1024, bits, group, scales=how)
     (part,) = KERNELS.parts(matrix)
     assert matrix.bytes <= part.bytes <= matrix.bytes * 1.02
-    if how.offsets or not how.superblock:
+    layout = BlockLayout(matrix)
+    if (layout.level_starts[-1] + layout.halves) % 2 == 0:
         assert part.bytes == matrix.bytes
+
+
+def test_gguf_types_without_padding_have_the_bytes_of_the_file():
+    for kind, how in IQ4.items():
+        (part,) = KERNELS.parts(Matrix(32, 512, 4, 32, scales=how))
+        weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        assert part.bytes == 32 * 512 // weights * size
 
 
 @pytest.mark.parametrize("bits", BITS)

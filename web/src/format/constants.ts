@@ -7,7 +7,7 @@ export const FORMAT = "nearfar-artifact";
 export const LISTING = "nearfar-targets";
 
 /** The newest version of the format that a reader reads. */
-export const VERSION = 4;
+export const VERSION = 5;
 
 /** The oldest version that is read. */
 export const OLDEST = 3;
@@ -292,11 +292,15 @@ export interface StepRecord {
   readonly params: readonly Readonly<Record<string, unknown>>[];
 }
 
-/** How the groups of a matrix store their scales. A weight is scale · code + offset. */
+/**
+ * How the groups of a matrix store their scales, and what a code stands for. A weight is scale · code +
+ * offset.
+ */
 export interface ScalesRecord {
   readonly bits?: number;
   readonly offsets?: boolean;
   readonly superblock?: number;
+  readonly table?: "iq4" | null;
 }
 
 /** How some rows of a matrix are stored, if its rows are not stored alike. */

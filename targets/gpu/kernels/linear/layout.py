@@ -98,7 +98,7 @@ def _of_levels(matrix: Matrix, w1, group, column):
     if scales.offsets:
         return low * integers[0], high * -integers[1]
     factor = T.Select(superblock % 2 == 0, low, high)
-    scale = factor * (integers[0] - T.float32(scales.zero(scales.bits)))
+    scale = factor * (integers[0] - T.float32(scales.centre))
     return scale, scale * T.float32(-matrix.zero)
 
 

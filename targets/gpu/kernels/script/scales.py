@@ -86,7 +86,7 @@ class GroupScales:
         factors = held.words[at + len(levels.planes)]
         if not scales.offsets:
             factors = T.shift_right(factors, _all(group // levels.groups % levels.shared * HALF))
-        integer = number_of(self._integer(held, at, group, 0), scales.zero(scales.bits))
+        integer = number_of(self._integer(held, at, group, 0), scales.centre)
         T.buffer_store(held.numbers, low_halves(factors) * integer, [i * scales.values])
         if scales.offsets:
             offset = high_halves(factors) * number_of(self._integer(held, at, group, 1))

@@ -1,0 +1,109 @@
+"""A front names the fields that its upstream ignored, and those that it leaves out itself; a strict front
+rejects unknown fields before it passes a request on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from nearfar.fallback_server.http.app import AppOptions
+from tests.support.clouds import DONE, STREAM, Cloud, Json, described, listing, reply, said
+from tests.support.fronts import opened_fronts
+
+HEADER = "x-nearfar-ignored"
+THEIRS = "X-Nearfar-Ignored: repeat_penalty, messages.id, and 3 more"
+NAMING = STREAM.replace(b"\r\n\r\n", f"\r\n{THEIRS}\r\n\r\n".encode())
+HELLO = [{"role": "user", "content": "Hello"}]
+SEARCH = {"type": "web_search"}
+CHAT, COMPLETIONS, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES, MESSAGES, OLLAMA = "/v1/responses", "/v1/messages", "/api/chat"
+FORWARDED = "/v1/rerank"
+ASKED: dict[str, Json] = {
+    CHAT: {"messages": HELLO},
+    COMPLETIONS: {"prompt": "Hello"},
+    VECTORS: {"input": "Hello"},
+    RESPONSES: {"input": "Hello"},
+    MESSAGES: {"messages": HELLO, "max_tokens": 9},
+    OLLAMA: {"messages": HELLO},
+    FORWARDED: {"query": "q", "documents": ["a"]},
+}
+
+
+def answer(path: str, body: Json) -> Iterator[bytes]:
+    """A model whose server lists /v1/rerank, and names ignored fields."""
+    if path == "/v1/models":
+        yield listing("m")
+    elif path == "/openapi.json":
+        yield reply("200 OK", described({"/v1/rerank": ["model", "query"]}))
+    elif path == FORWARDED:
+        yield reply("200 OK", {"results": [], "usage": {"total_tokens": 3}}, THEIRS)
+    elif path == VECTORS:
+        vector = {"index": 0, "embedding": [1.0]}
+        yield reply("200 OK", {"data": [vector], "usage": {"prompt_tokens": 3}}, THEIRS)
+    elif path == COMPLETIONS:
+        yield NAMING + b'data: {"choices":[{"index":0,"text":"Hi","finish_reason":"stop"}]}\n\n' + DONE
+    else:
+        yield NAMING + said("Hi") + said(finish="stop") + DONE
+
+
+@pytest.fixture(scope="module")
+def fronts() -> Iterator[tuple[httpx.Client, httpx.Client, Cloud]]:
+    """A front, a strict front, and the cloud behind both."""
+    with opened_fronts() as made, Cloud(answer) as cloud:
+        strict = AppOptions(strict_fields=True)
+        yield made(cloud, key=None)[1], made(cloud, app=strict, key=None)[1], cloud
+
+
+Fronts = tuple[httpx.Client, httpx.Client, Cloud]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_what_the_upstream_ignored_is_named(fronts: Fronts, path: str) -> None:
+    for stream in (False, True) if path not in (FORWARDED, VECTORS) else (False,):
+        answered = fronts[0].post(path, json={"model": "m", "stream": stream, **ASKED[path]})
+        assert answered.status_code == 200, answered.text
+        assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "own"),
+    [
+        (RESPONSES, {"tools": [SEARCH], "mood": "x"}, "mood, tools.web_search"),
+        (MESSAGES, {"tools": [SEARCH], "mood": "x"}, "mood, tools.web_search"),
+        (OLLAMA, {"mood": "x"}, "mood"),
+    ],
+)
+def test_what_the_front_leaves_out_itself_is_named_first(
+    fronts: Fronts, path: str, more: Json, own: str
+) -> None:
+    answered = fronts[0].post(path, json={"model": "m", **ASKED[path], **more})
+    assert answered.status_code == 200, answered.text
+    assert answered.headers[HEADER] == f"{own}, repeat_penalty, messages.id, and 3 more"
+
+
+def test_a_field_that_reaches_the_upstream_is_not_named_by_the_front(fronts: Fronts) -> None:
+    answered = fronts[0].post(CHAT, json={"model": "m", **ASKED[CHAT], "mood": "x", "user": {"name": "Ann"}})
+    assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
+    assert fronts[2].posts(CHAT)[-1]["mood"] == "x"
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_strict_front_rejects_unknown_fields(fronts: Fronts, path: str) -> None:
+    _, client, cloud = fronts
+    before = len(cloud.posts())
+    refused = client.post(path, json={"model": "m", **ASKED[path], "mood": "x"})
+    assert refused.status_code == 400, refused.text
+    assert "mood" in refused.text
+    assert len(cloud.posts()) == before
+    answered = client.post(path, json={"model": "m", **ASKED[path]})
+    assert answered.status_code == 200, answered.text
+    assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
+
+
+def test_what_no_upstream_is_asked_for_is_refused(fronts: Fronts) -> None:
+    """A response that the front answers itself is refused where it cannot be followed."""
+    refused = fronts[0].post(RESPONSES, json={"model": "m", **ASKED[RESPONSES], "background": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
