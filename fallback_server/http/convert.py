@@ -99,12 +99,11 @@ def chat(body: ChatRequest) -> EngineRequest:
     dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
     _small(tools, "tools", MAX_TOOLS_BYTES)
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return EngineRequest(
         messages=tuple(canonical(message) for message in dumped["messages"]),
         tools=tools,
         tool_choice=_tool_choice(body),
-        max_tokens=limit,
+        max_tokens=body.longest,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         template=body.chat_template_kwargs or {},
         hints=_hints(body),

@@ -24,14 +24,14 @@ from nearfar.fallback_server.http.words import shown
 Record = dict[str, Any]
 
 
-def skip(name: str, value: str) -> None:
+def skip(name: str, said: str) -> None:
     """Leave out a value that this server does not know. The answer's header names it (`name`), or a strict
-    server rejects it with ValueError. To be called while a request is validated.
+    server rejects it with ValueError (`said`). To be called while a request is validated.
     """
     if (found := ignored.get()) is not None:
         found.add(name)
     else:
-        raise ValueError(f"{shown(value)} is not known here; leave it out")
+        raise ValueError(said)
 
 
 def known_of(given: Any, field: str, known: Iterable[str], handler: ValidatorFunctionWrapHandler) -> Any:
@@ -47,9 +47,9 @@ def known_of(given: Any, field: str, known: Iterable[str], handler: ValidatorFun
             kept.append(at)
             continue
         try:
-            skip(f"{field}.{kind}", kind)
+            skip(f"{field}.{kind}", f"an entry of type {shown(kind)} is not known here; leave it out")
         except ValueError as error:
-            raise fault_at(at, f"an entry of type {error}", item) from error
+            raise fault_at(at, str(error), item) from error
     if len(kept) == len(given):
         return handler(given)
     try:

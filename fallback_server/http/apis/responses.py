@@ -184,6 +184,14 @@ class AllowedTools(Strict):
     mode: Literal["auto", "required"]
     tools: Annotated[list[ResponseToolName], many(MAX_TOOLS), few(MAX_TOOLS)]
 
+    @field_validator("tools", mode="wrap")
+    @classmethod
+    def _functions(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "tool_choice.tools", ("function",), handler)
+
+
+ToolChoiceItem = Annotated[ResponseToolName | AllowedTools, Field(discriminator="type")]
+
 
 class TextFormat(Strict):
     """The format of the answer: text, any JSON object, or a JSON schema."""
@@ -231,7 +239,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     tools: Annotated[list[ToolItem], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolName | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceItem | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     reasoning: Reasoning | None = None
@@ -247,7 +255,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     conversation: Annotated[Any, Only(instead="send the items, or previous_response_id")] = None
     prompt: Annotated[Any, Only(instead="send the text itself as input")] = None
     truncation: Annotated[Any, Only(("disabled",))] = None
-    max_tool_calls: Annotated[Any, SILENT] = None
+    max_tool_calls: Annotated[int | None, SILENT] = None
 
     @field_validator("input", mode="wrap")
     @classmethod
@@ -264,7 +272,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     def _included(cls, given: list[str] | None) -> list[str] | None:
         for name in given or ():
             if name != LOGPROBS:
-                skip(f"include.{name}", name)
+                skip(f"include.{name}", f"{shown(name)} is not known here; leave it out")
         return given
 
     @property
