@@ -136,11 +136,16 @@ def write_checkpoint(
 ) -> None:
     """Write config, tokenizer and bfloat16 weights of a shape; memory holds a few chunks."""
     with output_directory(output, replaceable=_is_ours) as directory:
-        _write_json(directory / "config.json", {**shape.config, MARK: {"seed": seed}})
-        ids = {key: shape.config.get(key) for key in ("bos_token_id", "eos_token_id")}
-        _write_json(directory / "generation_config.json", {**ids, "do_sample": False})
-        _write_tokenizer(directory, shape)
+        write_small_files(shape, directory, seed)
         _write_weights(directory, shape, seed, progress, file_bytes)
+
+
+def write_small_files(shape: ConfigShape, directory: Path, seed: int = 0) -> None:
+    """Write the files of a shape's checkpoint except the weights: config and tokenizer."""
+    _write_json(directory / "config.json", {**shape.config, MARK: {"seed": seed}})
+    ids = {key: shape.config.get(key) for key in ("bos_token_id", "eos_token_id")}
+    _write_json(directory / "generation_config.json", {**ids, "do_sample": False})
+    _write_tokenizer(directory, shape)
 
 
 def _write_weights(

@@ -98,6 +98,10 @@ class EmbedRequest:
     late: float = 0.0
 
 
+PromptLogprob = tuple[Logprob, tuple[Logprob, ...]] | None
+"""The log-probability of a token of a prompt, and the likeliest tokens there; None for the first token."""
+
+
 @dataclass(frozen=True)
 class BackendEvent:
     """One sampled token, as a backend reports it: an engine of a device has TokenEvent. The last event of a
@@ -111,7 +115,7 @@ class BackendEvent:
     finish: FinishReason | None = None
     logprob: float | None = None
     top: tuple[Logprob, ...] = ()
-    prompt_logprobs: tuple[tuple[Logprob, tuple[Logprob, ...]] | None, ...] | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, told with the first event
     queued: float | None = None  # seconds from the submission to the first step, told with the first event
 

@@ -143,11 +143,11 @@ class StepRecords:
         """The largest share of a parameter that a step of `rows` rows reads: of the matrices of experts,
         those that the rows choose.
         """
-        chosen = self._chosen.get(param)
+        chosen = self.chosen.get(param)
         return 1.0 if chosen is None else min(1.0, rows * chosen[0] / chosen[1])
 
     @functools.cached_property
-    def _chosen(self) -> dict[str, tuple[int, int]]:
+    def chosen(self) -> dict[str, tuple[int, int]]:
         """How many matrices of a stack each row chooses, and of how many, by the parameter's name."""
         tops = {op.out: op.top for op in self.operations if isinstance(op, Route)}
         stacks = {param.name: param.stack for param in self.parameters}

@@ -83,22 +83,23 @@ def read_part(choice: Mapping[str, Any], *, chat: bool) -> Piece:
         _count(choice.get("index"), "index"),
         _finish(_text(choice.get("finish_reason"), "finish_reason")),
     )
-    ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM gives token ids on request
+    given = choice.get("token_ids")  # on request
+    ids = tuple(_count(token, "token_ids") for token in _list(given, "token_ids")) if given else ()
     if not chat:
         text = _text(choice.get("text"), "text")
         parallel = _map(choice.get("logprobs"), "logprobs")
         logprobs = _parallel(parallel)
         offsets = tuple(_count(at, "text_offset") for at in _list(parallel.get("text_offset"), "text_offset"))
-        tokens = ids or int(bool(text))
-        return Piece(index, text, logprobs=logprobs, finish=finish, tokens=tokens, offsets=offsets)
+        tokens = len(ids) or int(bool(text))
+        return Piece(index, text, logprobs=logprobs, finish=finish, tokens=tokens, offsets=offsets, ids=ids)
     delta = _map(choice.get("delta"), "delta")
     text = _text(delta.get("content"), "content")
     reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning_content")
     calls = tuple(_call(_map(item, "tool_call")) for item in _list(delta.get("tool_calls"), "tool_calls"))
     told = _list(_map(choice.get("logprobs"), "logprobs").get("content"), "logprobs.content")
     logprobs = tuple(_logprob(_map(item, "logprob")) for item in told)
-    tokens = ids or len(logprobs) or int(bool(text or reasoning or calls))
-    return Piece(index, text, reasoning, calls, logprobs, finish, tokens)
+    tokens = len(ids) or len(logprobs) or int(bool(text or reasoning or calls))
+    return Piece(index, text, reasoning, calls, logprobs, finish, tokens, ids=ids)
 
 
 def _finish(reason: str) -> FinishReason | None:

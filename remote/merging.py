@@ -38,7 +38,10 @@ class Merger:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in one event's record."""
-        self._head.update({name: value for name, value in record.items() if name not in _HEAD})
+        for name, value in record.items():
+            # A later chunk may repeat a field of the first one as null (prompt_token_ids).
+            if name not in _HEAD and (value is not None or name not in self._head):
+                self._head[name] = value
         self._usage = record.get("usage") or self._usage
         for choice in record.get("choices") or ():
             kept = self._choices.setdefault(choice.get("index") or 0, {})

@@ -27,6 +27,12 @@ SCALES = {
     Kind.Q6_K: (slice(208, 210),),
 }
 """Bytes of a block that hold a float16 scale (ggml-common.h); every other byte may have any value."""
+MATRICES, EMBEDDINGS = 2**-10, 2**-4
+"""Scales. A token's own embedding outweighs what attention adds, so that tokens choose different experts."""
+UNEVEN = (Kind.Q4_0, Kind.Q5_0)
+"""Types whose codes have a mean below 0: half of their scales are negative, as the quantizer's are. Otherwise
+all outputs of a matrix have a common part, and all tokens choose the same experts.
+"""
 FLOATS = ("_inp.", "shortconv.conv", "ssm_conv1d", "ssm_alpha", "ssm_beta")
 """Parts of the names of matrices that stay floats, as the converter leaves them."""
 INSTEAD = {Kind.Q4_K: Kind.Q5_0, Kind.Q6_K: Kind.Q8_0}
@@ -57,7 +63,8 @@ def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0
             if any(part in name for part in FLOATS):
                 writer.add_tensor(name, random.standard_normal(shape, np.float32) / 64)
                 continue
-            writer.add_tensor(name, _blocks(random, shape, kind), raw_dtype=kind)
+            scale = EMBEDDINGS if name == "token_embd.weight" else MATRICES
+            writer.add_tensor(name, _blocks(random, shape, kind, scale), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -232,13 +239,17 @@ def _kind_of_k_m(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> K
     return kind if shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else INSTEAD[kind]
 
 
-def _blocks(random: np.random.Generator, shape: tuple[int, ...], kind: Kind) -> npt.NDArray[np.uint8]:
-    """Random rows whose weights are small: any codes, and scales of 1/1024."""
+def _blocks(
+    random: np.random.Generator, shape: tuple[int, ...], kind: Kind, scale: float
+) -> npt.NDArray[np.uint8]:
+    """Random rows: any codes, and scales of `scale` or −`scale`."""
     *before, width = shape
     values, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (*before, width // values, size), np.uint8)
     for place in SCALES[kind]:
-        blocks[..., place] = np.frombuffer(np.float16(2**-10).tobytes(), np.uint8)
+        blocks[..., place] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    if kind in UNEVEN:
+        blocks[..., 1] |= random.integers(0, 2, blocks.shape[:-1], np.uint8) << 7
     return blocks.reshape(*before, -1)
 
 

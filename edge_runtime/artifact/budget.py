@@ -7,8 +7,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-import psutil
-
 from nearfar.edge_runtime.cache import Window
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.buffers import sized, stored
@@ -16,9 +14,13 @@ from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.kv import BITS, group_size, row_words
 from nearfar.format.manifest import KvCache, Manifest, Program
 from nearfar.format.sizes import MAX_STEP, pages_for
+from nearfar.memory import host_memory
 
 TYPICAL = 4096
 """Tokens that most conversations stay below, although the context allows longer ones."""
+
+BESIDE_A_PART = 8
+"""Part of the free memory that the cache takes if the weights take the rest and more: an eighth."""
 
 _UNITS = {
     "": 1,
@@ -83,10 +85,13 @@ def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None)
 
 
 def kv_bytes(manifest: Manifest, program: Program, tokens: int, kv_bits: int | None = None) -> int:
-    """Bytes of the pages that one sequence of `tokens` tokens holds while it is extended token by token."""
+    """Bytes of the pages that one sequence of `tokens` tokens needs: also its windows and states while its
+    prompt is computed in the largest steps.
+    """
     each = page_bytes(manifest, program, kv_bits)
     return sum(
-        size * window.most_columns(1, tokens) for size, window in zip(each, windows(manifest), strict=True)
+        size * window.most_columns(MAX_STEP, tokens)
+        for size, window in zip(each, windows(manifest), strict=True)
     )
 
 
@@ -191,7 +196,7 @@ def check_buffers(
 
     `memory`: see plan_pages.
     """
-    total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
+    total = max(memory or 0, host_memory().total)
     for buffer in manifest.buffers:
         dtype, shape = stored(buffer, program.kv_dtype)
         size = DTYPE_BYTES[dtype] * math.prod(sized(shape, context, pages))
@@ -212,17 +217,23 @@ def plan_pages(
     kv_bits: int | None = None,
     memory: int | None = None,
 ) -> tuple[int, ...]:
-    """The number of pages of each group of the cache: within `kv_memory`, or half of the free memory.
+    """The number of pages of each group of the cache: within `kv_memory`, or half of the memory that the
+    weights leave.
 
     `largest_buffer`: the most bytes that a buffer of the device can have. `kv_bits`: bits that the device
     quantizes the cache to. `memory`: free bytes of a device that has its own memory. DeviceError where the
     budget is too small for a page, or larger than the memory.
     """
     each = page_bytes(manifest, program, kv_bits)
-    host = psutil.virtual_memory()
+    host = host_memory()
     there, total = (host.available, host.total) if memory is None else (memory, memory)
     free = there - (manifest.weights.bytes if kv_memory is None else 0)
-    budget = parse_size(kv_memory) if kv_memory is not None else max(free, 0) // 2
+    if kv_memory is not None:
+        budget = parse_size(kv_memory)
+    elif free < 0 and memory is None:
+        budget = there // BESIDE_A_PART  # weights that are larger than memory are in it in part
+    else:
+        budget = max(free, 0) // 2
     limits = useful_pages(manifest)
     if largest_buffer is not None:
         room = [largest_buffer // size for size in _buffer_pages(manifest, program)]

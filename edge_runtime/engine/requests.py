@@ -54,11 +54,13 @@ class RowScores:
     """What the logits of one position say of the next token, in natural logarithms.
 
     `logprobs`: of the tokens that were asked for, in their order. `top`: of the likeliest tokens
-    (TOP_LOGPROBS of format/sizes.py), in descending order, as samplers report them.
+    (TOP_LOGPROBS of format/sizes.py), in descending order, as samplers report them. `likeliest`: these
+    tokens.
     """
 
     logprobs: tuple[float, ...]
     top: tuple[float, ...]
+    likeliest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

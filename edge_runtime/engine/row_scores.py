@@ -39,10 +39,10 @@ def row_scores(logits: npt.NDArray[Any], rows: Iterable[ScoredRow]) -> tuple[Row
 def _scores(logits: npt.NDArray[np.float64], row: ScoredRow) -> RowScores:
     if not np.isfinite(logits).all():
         return RowScores((float("nan"),) * len(row.tokens), (float("nan"),))
-    top = np.sort(
-        np.partition(logits, -TOP_LOGPROBS)[-TOP_LOGPROBS:] if len(logits) > TOP_LOGPROBS else logits
-    )
-    best = float(top[-1])
+    most = min(TOP_LOGPROBS, len(logits))
+    likeliest = np.sort(np.argpartition(logits, -most)[-most:])
+    likeliest = likeliest[np.argsort(-logits[likeliest], kind="stable")]  # of equal ones the first id
+    best = float(logits[likeliest[0]])
     log_sum = best + float(np.log(np.exp(logits - best).sum()))
     found = tuple(float(logits[token]) - log_sum for token in row.tokens)
-    return RowScores(found, tuple((top[::-1] - log_sum).tolist()))
+    return RowScores(found, tuple((logits[likeliest] - log_sum).tolist()), tuple(likeliest.tolist()))

@@ -1,5 +1,5 @@
-"""Log-probabilities of given texts after a prompt, without generating: one batch of branches that start from
-the prompt's keys and values.
+"""Log-probabilities without generating: of given texts after a prompt, in one batch of branches that start
+from the prompt's keys and values, and of the prompt's own tokens.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from nearfar.edge_runtime.engine.core import EngineCore
-from nearfar.edge_runtime.engine.requests import Request, ScoredRow
+from nearfar.edge_runtime.engine.requests import Request, RowScores, ScoredRow
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.together import together
 
@@ -40,6 +40,28 @@ async def score(
     finally:
         await trunk.aclose()
     return [(first[label[0]], *rest.get(tuple(label), ())) for label in labels]
+
+
+async def prompt_scores(
+    core: EngineCore, prompt: Seq[int], first: int = 1, salt: str = ""
+) -> tuple[RowScores, ...]:
+    """The scores of a prompt's tokens from token `first` on, which is at least 1: the token at 0 follows
+    nothing. Each of them has one log-probability.
+
+    The prompt is computed from the row before `first` on, in steps of as many rows as a step has rows of
+    logits. A request for the same prompt finds it in the cache. RequestError as in `score`.
+    """
+    rows = tuple(ScoredRow(at - 1, (prompt[at],)) for at in range(first, len(prompt)))
+    if not rows:
+        return ()
+    core.check_scores(prompt[:-1], [prompt[-1:]])
+    reading = core.start(_request(tuple(prompt[:-1]), rows, salt))
+    try:
+        event = await anext(reading)
+    finally:
+        await reading.aclose()
+    assert event.scores is not None
+    return tuple(event.scores[row.position] for row in rows)
 
 
 async def _branches(

@@ -37,9 +37,15 @@ class AnswerText:
             text += self._stream.finish()
         return self._taken_apart(text, Piece(self._index, logprobs=logprobs, finish=finish, offsets=offsets))
 
-    def end(self, finish: FinishReason | None) -> list[Piece]:
-        """End the answer without a token of its text, for example after its end token."""
-        return self._taken_apart(self._stream.finish(), Piece(self._index, finish=finish))
+    def end(
+        self, finish: FinishReason | None, logprobs: tuple[TokenLogprob, ...] = (), before: int = 0
+    ) -> list[Piece]:
+        """End the answer without a token of its text, for example after its end token, which may have
+        log-probabilities. `before`: as in `push`.
+        """
+        offsets = (before + self._stream.length,) if logprobs else ()
+        piece = Piece(self._index, logprobs=logprobs, finish=finish, offsets=offsets)
+        return self._taken_apart(self._stream.finish(), piece)
 
     def logprob(self, token: int, value: float, top: Iterable[tuple[int, float]]) -> TokenLogprob:
         """A token's log probability, and the log probabilities of the likeliest tokens."""

@@ -154,12 +154,10 @@ def asked_echo(params: CompletionParams) -> Echo | None:
 
 
 def unscored_prompt() -> RequestError:
-    """The error for echo with logprobs: a device keeps the logits of sampled rows, not those of
-    the prompt.
-    """
+    """The error for echo with logprobs, which an engine in this process does not compute."""
     return RequestError(
-        "an artifact gives no log-probabilities of the prompt, which echo with logprobs asks for: leave one "
-        "of them out, or serve the checkpoint with --engine torch",
+        "the engine gives no log-probabilities of the prompt, which echo with logprobs asks for: leave one "
+        "of them out, or ask nearfar serve, which gives them",
         "echo",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,29 @@ from nearfar.edge_runtime.openai.records import (
     ToolCallDelta,
 )
 from nearfar.edge_runtime.tools.parts import CallPart
+
+
+@dataclass(frozen=True)
+class RankedLogprob:
+    """A token's log-probability, with its place among all tokens; the likeliest has 1, and None is
+    unknown.
+    """
+
+    token: str
+    logprob: float
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """What an answer of a server says of its prompt's tokens. `ids`: their ids; None: not asked for.
+
+    `logprobs`: for each token its log-probability and those of the likeliest tokens, by their ids, with the
+    token itself first; None for the first token of the prompt. Empty: not asked for.
+    """
+
+    ids: tuple[int, ...] | None = None
+    logprobs: tuple[Mapping[int, RankedLogprob] | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,11 +59,16 @@ class Piece:
     """Characters of the whole text before each token of `logprobs`; empty if unknown."""
     stopped_by: str | None = None
     """The stop string that ended the answer; None also if a server does not say."""
+    ids: tuple[int, ...] = ()
+    """The piece's token ids, with the end token, where the request asks a server for them."""
+    prompt: PromptTokens | None = None
+    """The prompt's tokens, with the first piece of an answer, where the request asks a server for them."""
 
     @property
     def empty(self) -> bool:
         """Whether the piece has no part of the answer."""
-        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish)
+        parts = self.text or self.reasoning or self.tool_calls or self.logprobs or self.ids
+        return not (parts or self.finish)
 
 
 def joined(index: int, pieces: Seq[Piece]) -> Piece:
@@ -54,6 +82,7 @@ def joined(index: int, pieces: Seq[Piece]) -> Piece:
         next((piece.finish for piece in reversed(pieces) if piece.finish), None),
         sum(piece.tokens for piece in pieces),
         tuple(offset for piece in pieces for offset in piece.offsets),
+        ids=tuple(token for piece in pieces for token in piece.ids),
     )
 
 

@@ -8,16 +8,15 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from nearfar.edge_runtime.engine import requests as edge
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.engine.scoring import score
+from nearfar.edge_runtime.engine.scoring import prompt_scores, score
 from nearfar.edge_runtime.openai.embeddings import Vector
-from nearfar.edge_runtime.openai.parameters import unscored_prompt
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (
     BackendEvent,
@@ -25,6 +24,7 @@ from nearfar.fallback_server.backend import (
     BackendStats,
     EmbedRequest,
     LabelScores,
+    PromptLogprob,
     RunningProgram,
     ScoreRequest,
     TokenRequest,
@@ -204,8 +204,6 @@ class ArtifactBackend:
                 f"token id {request.tokens[wrong]} is outside the vocabulary of {vocab} tokens", "prompt"
             )
         self.core.scheduler.limit_tokens(request.tokens, request.max_tokens)
-        if request.prompt_logprobs is not None:
-            raise unscored_prompt()
         if request.grammar is not None and self._grammars is None:
             raise RequestError(
                 "this server was started without grammars; install xgrammar", "response_format"
@@ -219,8 +217,9 @@ class ArtifactBackend:
             await self._turn(request.late + request.priority * PRIORITY_SECONDS)
             try:
                 queued = time.monotonic() - submitted
+                prompt = await self._prompt_logprobs(request)
                 generation = self.core.generate(request.tokens, params, constraint, request.salt)
-                await self._generate(generation, request, stream, queued)
+                await self._generate(generation, request, stream, queued, prompt)
             finally:
                 self._leave()
         except RequestError as error:
@@ -231,18 +230,37 @@ class ArtifactBackend:
             log.exception("request %s failed", request.id)
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
+    async def _prompt_logprobs(self, request: TokenRequest) -> tuple[PromptLogprob, ...] | None:
+        """The log-probabilities of the prompt's tokens, if the request wants them."""
+        most = request.prompt_logprobs
+        if most is None:
+            return None
+        first = max(request.prompt_logprobs_from, 1)
+        found = await prompt_scores(self.core, request.tokens, first, request.salt)
+        entries = [
+            (edge.Logprob(token, row.logprobs[0]), tuple(map(edge.Logprob, row.likeliest[:most], row.top)))
+            for token, row in zip(request.tokens[first:], found, strict=True)
+        ]
+        return (*entries,) if request.prompt_logprobs_from else (None, *entries)
+
     async def _generate(
-        self, generation: Generation, request: TokenRequest, stream: TaskStream, queued: float
+        self,
+        generation: Generation,
+        request: TokenRequest,
+        stream: TaskStream,
+        queued: float,
+        prompt: tuple[PromptLogprob, ...] | None,
     ) -> None:
         first = True
         try:
             async for event in generation:
-                cached = generation.stats.cached_tokens if first else 0
+                # A prompt whose tokens were scored has been computed for this request.
+                cached = generation.stats.cached_tokens if first and prompt is None else 0
                 self._counts.prompt += len(request.tokens) if first else 0
                 self._counts.hits += cached
                 self._counts.generated += 1
-                made = _event(event, request, cached, queued if first else None)
-                stream.put(made)
+                made = _event(event, request, cached)
+                stream.put(replace(made, prompt_logprobs=prompt, queued=queued) if first else made)
                 first = False
                 if made.finish is not None:
                     return
@@ -307,8 +325,8 @@ def _params(request: TokenRequest) -> SamplingParams:
     )
 
 
-def _event(event: edge.TokenEvent, request: TokenRequest, cached: int, queued: float | None) -> BackendEvent:
+def _event(event: edge.TokenEvent, request: TokenRequest, cached: int) -> BackendEvent:
     finish: Literal["stop", "length"] | None = (
         "stop" if event.token in request.stop_token_ids else event.finish_reason
     )
-    return BackendEvent(event.token, finish, event.logprob, event.top_logprobs, None, cached, queued)
+    return BackendEvent(event.token, finish, event.logprob, event.top_logprobs, None, cached)

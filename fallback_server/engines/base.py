@@ -41,7 +41,9 @@ class EngineRequest:
     it on. `tenant`: whose request it is; its salt keeps its prefixes apart from others'. `pooling` is set for
     a request for vectors (ServerEngine.embed), `questions` for a request for log-probabilities
     (ServerEngine.score). `begin_answer`: the chat template begins the answer. `hints` say how much to think
-    and to write, which a chat template may follow.
+    and to write, which a chat template may follow. `token_ids`: the answers have the token ids of the prompt
+    and of the text. `tokens_as_ids`: log-probabilities name each token by its id. `prompt_logprobs`: the
+    answers have the log-probabilities of the prompt's tokens, with that many likeliest tokens each.
     """
 
     id: str
@@ -59,6 +61,9 @@ class EngineRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    prompt_logprobs: int | None = None
     echo: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS
@@ -100,8 +105,9 @@ class EngineRequest:
 
     @property
     def usage_asked(self) -> bool:
-        """Whether the client wants the usage in a stream."""
-        return any(self.stream_options.get(name) for name in ("include_usage", "continuous_usage_stats"))
+        """Whether the client wants the usage in a stream: `include_usage` alone says it, if it is given."""
+        asked = self.stream_options.get("include_usage")
+        return bool(self.stream_options.get("continuous_usage_stats") if asked is None else asked)
 
 
 @dataclass(frozen=True)

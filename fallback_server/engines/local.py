@@ -29,7 +29,7 @@ from nearfar.fallback_server.backend import (
     ScoreRequest,
     TokenRequest,
 )
-from nearfar.fallback_server.engines.answers import AnswerPieces, LocalAnswers, PromptEcho
+from nearfar.fallback_server.engines.answers import AnswerPieces, AskedTokens, LocalAnswers, PromptEcho
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
     EmbeddingVectors,
@@ -386,6 +386,7 @@ class LocalEngine:
             # The end of a grammar is a token, whatever end tokens the request names.
             eos = ends_of(self.codec, self.backend.info.vocab_size, self.backend.info.eos_token_ids)
             held = eos if request.ignore_eos else ()
+        scored = (request.logprobs if request.echo else None, self._prompt_logprobs(request, index))
         return TokenRequest(
             id=f"{request.id}-{index}",
             tokens=prompt,
@@ -395,7 +396,7 @@ class LocalEngine:
             held_token_ids=frozenset(held),
             min_tokens=request.min_tokens,
             logprobs=request.logprobs,
-            prompt_logprobs=request.logprobs if request.echo else None,
+            prompt_logprobs=max((most for most in scored if most is not None), default=None),
             grammar=prepared.grammar,
             priority=request.priority,
             salt=request.tenant.salt,
@@ -419,14 +420,23 @@ class LocalEngine:
             )
         context = () if request.chat and not request.continue_last else prompt
         stream = TextStream(self.codec, request.stop, context)
-        return AnswerPieces(index, events, self.codec, stream, reader, self._echo(request, index, prompt))
+        ids = prompt if request.token_ids else None
+        asked = AskedTokens(ids, request.tokens_as_ids, self._prompt_logprobs(request, index))
+        echo = self._echo(request, index, prompt)
+        return AnswerPieces(index, events, self.codec, stream, reader, echo, asked)
+
+    def _prompt_logprobs(self, request: EngineRequest, index: int) -> int | None:
+        """How many likeliest tokens an answer tells for each token of the prompt. Answers of a chat have one
+        prompt: the first answer tells them.
+        """
+        return None if request.chat and index else request.prompt_logprobs
 
     def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> PromptEcho | None:
         if not request.echo:
             return None
         given = request.prompts[index // request.n]
         text = given if isinstance(given, str) else self.codec.decode(prompt)
-        return PromptEcho(text, prompt, answer=request.max_tokens != 0)
+        return PromptEcho(text, prompt, answer=request.max_tokens != 0, logprobs=request.logprobs)
 
 
 def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:

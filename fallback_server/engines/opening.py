@@ -181,7 +181,7 @@ def check_options(kind: EngineKind, options: EngineOptions) -> None:
 
 def _check_upstream(kind: EngineKind, given: UpstreamOptions) -> None:
     """Raise RequestError for the first option that changes nothing without other servers."""
-    default, said = UpstreamOptions(), "is not given other servers" if kind == "auto" else f"is {kind}"
+    default, said = UpstreamOptions(), "there are none" if kind == "auto" else f"the engine is {kind}"
     for name, option, what in (
         ("auto", "--auto", "chooses between models of other servers"),
         ("continues", "--upstream-continues", "says what other servers support"),
@@ -190,8 +190,8 @@ def _check_upstream(kind: EngineKind, given: UpstreamOptions) -> None:
     ):
         if getattr(given, name) != getattr(default, name):
             raise RequestError(
-                f"{option} {what}, but the engine {said}: leave it out, or give the addresses of servers "
-                "(nearfar serve http://…)",
+                f"{option} {what}, but {said}: leave it out, or give the addresses of servers (nearfar serve "
+                "http://…)",
                 name,
             )
 

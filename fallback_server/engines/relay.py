@@ -180,7 +180,8 @@ class Relay:
         """
         request = self._request
         asked = any(request.body.get(name) is not None for name in _FORMED)
-        plain = not asked and request.grammar is None and request.logprobs is None and not request.echo
+        told = request.logprobs is not None or request.echo or request.token_ids
+        plain = not asked and request.grammar is None and not told
         text = request.chat or isinstance(request.prompts[0], str)
         return self._route.continues and plain and text and request.choices == 1 and not self._reasoned
 
@@ -220,7 +221,7 @@ class Relay:
         try:
             with self._route.calling(address, path):
                 body, passing = self._body(only), self._passing(only)
-                if passing is not None and passing.whole and any(body.get(name) for name in WHOLE_ONLY):
+                if passing is not None and passing.whole and _whole_only(body):
                     stream = server.whole(path, body, answers, clock, passing, self._heard)
                 else:
                     stream = server.stream(path, body, answers, clock, passing, self._heard)
@@ -285,6 +286,13 @@ class Relay:
         continues = self._before if self._request.choices == 1 else 0
         prompt = max(usage.prompt - continues, 0)
         self._usage = TokenUsage(others + prompt, self._before + usage.completion, min(usage.cached, prompt))
+
+
+def _whole_only(body: Mapping[str, Any]) -> bool:
+    """Whether a request asks for what servers do not stream. With prompt_logprobs 0 that is the
+    log-probability of each token of the prompt alone.
+    """
+    return any(body.get(name) not in (None, "") and body[name] is not False for name in WHOLE_ONLY)
 
 
 def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:

@@ -78,7 +78,7 @@ class CompletionResponse:
             self._usage_told = self._usage_told or piece.usage_told
             return (piece.data,) if piece.data else ()
         record = self._shape.chunk(piece, usage)
-        return (*self._opening(usage), *(() if record is None else (event(record),)))
+        return (*self._opening(usage, [piece]), *(() if record is None else (event(record),)))
 
     def end(self, usage: TokenUsage) -> Seq[bytes]:
         """See ResponseWriter."""
@@ -98,10 +98,10 @@ class CompletionResponse:
             return self._shape.whole(pieces, usage)
         return {"usage": usage_record(usage), **merger.record(self._head.model)}
 
-    def _opening(self, usage: TokenUsage) -> Iterable[bytes]:
+    def _opening(self, usage: TokenUsage, first: Seq[Piece] = ()) -> Iterable[bytes]:
         """Return the first chunks of all answers, once."""
         if self._begun:
             return ()
         self._begun = True
-        records = (self._shape.opening(index, usage) for index in range(self._shape.choices))
+        records = (self._shape.opening(index, usage, first) for index in range(self._shape.choices))
         return [event(record) for record in records if record is not None]

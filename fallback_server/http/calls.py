@@ -99,12 +99,10 @@ class Service:
             raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
         return found
 
-    def single(self, info: ModelInfo, path: str, tenant: Tenant) -> ModelInfo:
-        """Return a model that a path can take. Raises ApiError where a path needs one model and the name
-        stands for several.
-        """
+    def check_single(self, info: ModelInfo, path: str, tenant: Tenant) -> None:
+        """Raise ApiError where a path needs one model and the name stands for several."""
         if not info.stands_for or path in CHOSEN:
-            return info
+            return
         models = ", ".join(model for model in info.stands_for if tenant.allows(model))
         raise ApiError(
             400,
@@ -142,9 +140,9 @@ def _ticket_of(request: Request) -> AdmittedRequest:
     return ticket
 
 
-def _requested(service: Service, wanted: EngineRequest, path: str) -> ModelInfo:
+def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
     """Return the requested model. Raises an error for a model that does not exist or is not for this key
-    (which looks the same) or for this path, or for more urgency than the key may request.
+    (which looks the same), or for more urgency than the key may request.
     """
     tenant, model = wanted.tenant, wanted.model
     if not service.engine.models():
@@ -164,7 +162,7 @@ def _requested(service: Service, wanted: EngineRequest, path: str) -> ModelInfo:
             "priority",
             "priority",
         )
-    return service.single(found, path, tenant)
+    return found
 
 
 class TrackedCall:
@@ -278,7 +276,8 @@ class TrackedCall:
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         """Admit the call and answer it; end it here unless a stream ends it later."""
         try:
-            self._listed = _requested(self.service, self.wanted, self.request.url.path)
+            self._listed = _requested(self.service, self.wanted)
+            self.service.check_single(self._listed, self.request.url.path, self.wanted.tenant)
             if not self._listed.stands_for:
                 self._metrics = self.service.metrics.of(self.wanted.model)
             if self.service.draining:
@@ -451,6 +450,8 @@ class TrackedCall:
                 self._span.add_event("first token")
             elif self.wanted.choices == 1:
                 metrics.between.observe((now - times.last) / piece.tokens)
+            times.last = now
+        elif piece.finish is not None and times.first:  # an upstream tells the end after the last token
             times.last = now
         if piece.finish is not None:
             metrics.finished(piece.finish)

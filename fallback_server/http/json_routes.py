@@ -44,6 +44,8 @@ class JsonRoute(APIRoute):
         """See APIRoute."""
         handle = super().get_route_handler()
         model: Any = self.body_field.field_info.annotation if self.body_field is not None else None
+        checked = self.strict and self.passing is not None and model is not None
+        check = partial(_check, TypeAdapter(model)) if checked else None
 
         async def read(request: Request) -> Response:
             made = convert.JsonRequest(request.scope, request.receive)
@@ -63,20 +65,19 @@ class JsonRoute(APIRoute):
             return response
 
         async def handled(made: convert.JsonRequest) -> Response:
-            check = partial(_check, model) if self.strict and model is not None else None
             found = None if self.passing is None else await self.passing.forwarded(made, check)
             return await handle(made) if found is None else found
 
         return read
 
 
-def _check(model: Any, body: Any) -> None:
+def _check(model: TypeAdapter[Any], body: Any) -> None:
     """Raise RequestValidationError where a body does not fit a model. Values that only an upstream can follow
     are accepted.
     """
     token = passes_on.set(True)
     try:
-        TypeAdapter(model).validate_python(body)
+        model.validate_python(body)
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(found, body=body) from error

@@ -67,7 +67,7 @@ class Forwarder:
         model = self._service.named(_name(body) if form is None else form.model, tenant)
         info = next((info for info in self._service.visible(tenant) if info.id == model), None)
         if info is not None:
-            self._service.single(info, path, tenant)
+            self._service.check_single(info, path, tenant)
         takes = engine.native(path, model, tenant)
         if takes is None:
             return None

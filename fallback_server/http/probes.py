@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.errors import DESCRIBED
 from nearfar.fallback_server.http.keys import KeyStore
+from nearfar.version import __version__
 
 READY_SECONDS = 7.0
 """Seconds that an engine may take to report that it is ready; a slower one counts as not ready."""
@@ -48,7 +49,17 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
         details = f": {why.details}" if admin else hidden
         return JSONResponse({"status": why.said + (details if why.details else "")}, 503)
 
-    @api.get("/metrics", response_model=None)
+    @api.get("/version", response_model=None)
+    async def version() -> dict[str, str]:
+        """Return the server's version, in vLLM's shape."""
+        return {"version": __version__}
+
+    @api.get("/load", response_model=None)
+    async def load() -> dict[str, int]:
+        """Return how many requests this process has under way, in vLLM's shape."""
+        return {"server_load": service.admission.requests}
+
+    @api.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

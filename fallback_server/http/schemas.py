@@ -290,6 +290,9 @@ class CompletionFields(SamplingFields):
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None, OPEN] = None
     user: Annotated[str | None, Field(max_length=512), SILENT] = None
     response_format: Annotated[ResponseFormat | None, OPEN] = None
     structured_outputs: Annotated[StructuredOutputs | None, OPEN] = None
@@ -305,11 +308,8 @@ class CompletionFields(SamplingFields):
     spaces_between_special_tokens: Annotated[Any, Only((True,))] = None
     include_stop_str_in_output: Annotated[Any, Only((False,))] = None
     detokenize: Annotated[Any, Only((True,))] = None
-    return_token_ids: Annotated[Any, Only((False,))] = None
-    return_tokens_as_token_ids: Annotated[Any, Only((False,))] = None
     bad_words: Annotated[Any, Only(([],))] = None
     allowed_token_ids: Annotated[Any, Only()] = None
-    prompt_logprobs: Annotated[Any, Only()] = None
     truncate_prompt_tokens: Annotated[Any, Only()] = None
     logprob_token_ids: Annotated[Any, Only()] = None
     # The names of llama.cpp and SGLang for the form of an answer.
@@ -322,9 +322,10 @@ class CompletionFields(SamplingFields):
     @field_validator("logit_bias")
     @classmethod
     def _token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
-        for token in bias or {}:
-            if not (token.isascii() and token.isdigit() and len(token) < 10):
-                raise ValueError(f"{token!r:.40} is not a token id")
+        wrong = [key for key in bias or {} if not (key.isascii() and key.isdigit() and len(key) < 10)]
+        if wrong:
+            named = ", ".join(f"{key!r:.40}" for key in wrong[:3])
+            raise ValueError(f"{named} {'is not a token id' if len(wrong) == 1 else 'are not token ids'}")
         return bias
 
     @classmethod
@@ -353,9 +354,11 @@ class CompletionFields(SamplingFields):
         return self
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> CompletionFields:
+    def _fits_a_stream(self) -> CompletionFields:
         if self.stream_options is not None and not self.stream:
             raise concerning("stream_options", "stream_options needs stream: true")
+        if self.prompt_logprobs is not None and self.stream and not passes_on.get():
+            raise concerning("prompt_logprobs", "prompt_logprobs needs an answer that is not streamed")
         return self
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
+from nearfar.edge_runtime.openai.pieces import Piece, RankedLogprob, whole_calls
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob, finite, logprob_record
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
@@ -25,12 +25,14 @@ class ResponseHead:
 
     `model`: the model that answers; it may be known only when the answer begins. `usage`: a stream's
     chunks have the field usage; it is null, or the tokens so far with `continuous`.
+    `ids`: the response has the token ids of the prompt and of each choice.
     """
 
     id: str
     model: str
     usage: bool = False
     continuous: bool = False
+    ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def record(
@@ -48,6 +50,20 @@ class ResponseHead:
             return made
         return {**made, "usage": usage_record(usage) if self.continuous and usage is not None else None}
 
+    def token_ids(self, pieces: Seq[Piece]) -> Record:
+        """Return the field with a choice's token ids, if the response has it."""
+        return {"token_ids": [token for piece in pieces for token in piece.ids]} if self.ids else {}
+
+    def prompt(self, pieces: Iterable[Piece]) -> Record:
+        """Return the fields about the prompt's tokens, if the pieces begin an answer that has them."""
+        told = (piece.prompt for piece in pieces if piece.prompt is not None)
+        # Of a chat's answers only the first has the log-probabilities.
+        found = max(told, key=lambda prompt: len(prompt.logprobs), default=None)
+        if found is None:
+            return {}
+        ids = {"prompt_token_ids": found.ids} if self.ids and found.ids is not None else {}
+        return {**ids, "prompt_logprobs": map(_by_id, found.logprobs)} if found.logprobs else ids
+
 
 class ChatShape:
     """The shape of chat completions."""
@@ -55,11 +71,14 @@ class ChatShape:
     def __init__(self, head: ResponseHead, choices: int = 1) -> None:
         self._head, self.choices = head, choices
 
-    def opening(self, index: int, usage: TokenUsage) -> Record | None:
-        """Return the chunk with the role."""
-        return self._chunk(
-            {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage
-        )
+    def opening(self, index: int, usage: TokenUsage, first: Seq[Piece] = ()) -> Record | None:
+        """Return the chunk with the role, in a stream's first chunk also with the prompt's token ids.
+
+        `first`: the piece that the stream has first, if any.
+        """
+        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        chunk = self._chunk(choice, replace(usage, completion=0))  # the first piece has a chunk of its own
+        return {**chunk, **self._head.prompt(() if index else first)}
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
         """Return the chunk with the next part of an answer."""
@@ -75,12 +94,13 @@ class ChatShape:
         choice = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
         if piece.logprobs:
             choice["logprobs"] = content_logprobs(piece.logprobs)
-        return self._chunk(choice, usage)
+        return self._chunk({**choice, **self._head.token_ids([piece])}, usage)
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """Return all answers as one response."""
         made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self.choices)))
-        return {**self._head.record("chat.completion", made, False), "usage": usage_record(usage)}
+        record = self._head.record("chat.completion", made, False)
+        return {**record, **self._head.prompt(pieces), "usage": usage_record(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
         """Return the chunk with the usage."""
@@ -104,6 +124,7 @@ class ChatShape:
             "message": message,
             "finish_reason": pieces[-1].finish if pieces else "abort",
             "logprobs": content_logprobs(logprobs) if logprobs else None,
+            **self._head.token_ids(pieces),
         }
 
     def _chunk(self, choice: Record, usage: TokenUsage) -> Record:
@@ -116,7 +137,7 @@ class CompletionShape:
     def __init__(self, head: ResponseHead, choices: int = 1) -> None:
         self._head, self.choices = head, choices
 
-    def opening(self, index: int, usage: TokenUsage) -> Record | None:
+    def opening(self, index: int, usage: TokenUsage, first: Seq[Piece] = ()) -> Record | None:
         """Return None: a text has no chunk before it."""
         return None
 
@@ -143,6 +164,8 @@ class CompletionShape:
             "text": "".join(piece.text for piece in pieces),
             "finish_reason": pieces[-1].finish if pieces else "abort",
             "logprobs": _parallel(logprobs, offsets) if logprobs else None,
+            **self._head.prompt(pieces),
+            **self._head.token_ids(pieces),
         }
 
 
@@ -206,16 +229,24 @@ def content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
     return {"content": map(logprob_record, logprobs), "refusal": None}
 
 
+def _by_id(entry: Mapping[int, RankedLogprob] | None) -> Record | None:
+    """Return the log-probabilities at one token of a prompt, in vLLM's shape."""
+    if entry is None:
+        return None
+    return {
+        str(token): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.token}
+        for token, one in entry.items()
+    }
+
+
 def _top(item: TokenLogprob) -> Record | None:
-    """Return the likeliest tokens and the token itself, which is always among them; None for the first token
-    of a prompt, which has no log-probability.
+    """Return the token itself, then the likeliest tokens; None for the first token of a prompt, which has no
+    log-probability.
     """
     if math.isnan(item.logprob):
         return None
-    return {
-        **{_name(other): finite(other.logprob) for other in item.top_logprobs},
-        _name(item): finite(item.logprob),
-    }
+    every: tuple[TokenLogprob | TopLogprob, ...] = (item, *item.top_logprobs)
+    return {_name(one): finite(one.logprob) for one in every}
 
 
 def _name(token: TokenLogprob | TopLogprob) -> str:

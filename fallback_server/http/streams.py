@@ -24,6 +24,11 @@ stream lives.
 """
 
 
+def streaming(media_type: str = EVENTS) -> dict[int | str, dict[str, Any]]:
+    """Return what the OpenAPI description of a route says about its streams."""
+    return {200: {"content": {media_type: {}}}}
+
+
 class ClientGoneError(Exception):
     """Raised when the client has closed its connection, or was cut off because it reads too slowly."""
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.edge_runtime.engine.requests import Logprob
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import (
@@ -21,6 +20,7 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     EmbedRequest,
     FinishReason,
+    PromptLogprob,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import CompiledGrammars, TokenConstraint
@@ -53,8 +53,6 @@ ONE_THREAD = 25_000_000
 wait for each other at each operation: a model of 2 million weights is as fast with one (2.7 ms a token), and
 20 times as fast when another process is busy (2 cores).
 """
-
-PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Active:
     constraint: TokenConstraint | None = None
     started: bool = False
     emitted: bool = False
-    prompt_logprobs: PromptLogprobs = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
 
 
 class TorchEngine:

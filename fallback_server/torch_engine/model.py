@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -37,6 +36,7 @@ from nearfar.fallback_server.torch_engine.sampling import step_bytes
 from nearfar.fallback_server.torch_engine.scheduler import Work, WorkChunk
 from nearfar.format.sampling import SamplingDefaults
 from nearfar.format.sizes import pages_for
+from nearfar.memory import host_memory
 
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
 """Fraction of the free memory that the cache takes by default."""
@@ -212,7 +212,7 @@ def make_cache(model: PagedModel, options: TorchOptions) -> KVCache:
         free = (
             torch.cuda.mem_get_info(model.device)[0]
             if model.device.type == "cuda"
-            else psutil.virtual_memory().available
+            else host_memory().available
         )
         free = max(free - step_bytes(model.facts.vocab_size, options.max_running), 0)
         pages = min(int(free * CACHE_SHARE[model.device.type]) // per_page, usable)

@@ -25,9 +25,10 @@ from tests.support.backends import require
 from tests.support.cases import Case
 from tests.support.gguf_files import WIDE
 from tests.support.parity import SMALL, check_answers, last
-from tests.support.quantized import CONFIG, PROMPT, answer, greedy, weights, write
+from tests.support.quantized import ANSWER, CONFIG, PROMPT, answer, greedy, weights, write
 from tests.support.step_reference import StepReference
 from tests.support.turns import in_turns, share
+from tests.support.wasm_executor import open_wasm, require_node
 
 ARCHITECTURES = {
     "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
@@ -244,6 +245,18 @@ def test_a_gpu_stores_the_bytes_of_the_file(target: str, tmp_path: Path) -> None
         [(384, *STORED["Q4_K"]), (128, *STORED["Q6_K"])]
     ]
     assert sum(shard["bytes"] for shard in manifest["weights"]["shards"]) <= 1.02 * file.stat().st_size
+
+
+@in_turns("kind")
+@pytest.mark.parametrize("kind", sorted(IQ4))
+def test_webassembly_looks_codes_up_in_their_table(kind: str, tmp_path: Path) -> None:
+    require_node()
+    file, floats = gguf_files.mixed(tmp_path, kind)
+    floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}
+    (root,) = build(BuildOptions(str(file), tmp_path / "out", ("wasm",), buckets=SMALL))
+    with open_wasm(root, 1) as engine:
+        assert tokens_of(engine, PROMPT, ANSWER) == greedy(floats, WIDE)
+    assert sum(each.stat().st_size for each in (root / "weights").iterdir()) <= 1.02 * file.stat().st_size
 
 
 def test_float16_programs_hold_the_values_of_weights_of_trained_size(tmp_path: Path) -> None:

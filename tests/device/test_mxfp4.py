@@ -18,10 +18,12 @@ from nearfar.build.pipeline import build
 from nearfar.build.source import open_source
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.executors.cpu import executor as cpu_executor
+from nearfar.edge_runtime.executors.cpu import host_memory
 from nearfar.errors import CheckpointError
 from nearfar.kernels.buckets import Buckets
 from tests.support.architectures import CASES, make, prompt
-from tests.support.backends import greedy, require
+from tests.support.backends import executor, greedy, require
 from tests.support.cases import Case
 from tests.support.parity import last
 
@@ -55,14 +57,44 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return packed, floats
 
 
-def test_answers_are_those_of_the_floats(published: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def path(published: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of the checkpoint in four-bit floats."""
+    require("cpu")
+    out = tmp_path_factory.mktemp("artifact")
+    options = BuildOptions(
+        str(published[0]), out, ("cpu",), buckets=Buckets((1, 16), (1,)), cpu_features=("native",)
+    )
+    (made,) = build(options)
+    return made
+
+
+@pytest.mark.skipif(not host_memory.MAPS, reason="experts are read when they are chosen on Linux only")
+def test_experts_that_are_larger_than_memory_give_the_same_answer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory has room for the experts of one layer: each layer reads its own in place of those before."""
+    tokens = prompt(WIDE, 30)
+    with Engine.load(path, kv_memory="4MB") as engine:
+        expected = greedy(engine, tokens, 24)
+    manifest = Artifact.open(path).manifest
+    largest = max(
+        t.bytes for t in manifest.weights.tensors if t.name.rpartition(".")[0] in manifest.step.chosen
+    )
+    monkeypatch.setattr(cpu_executor, "fits", lambda count: False)
+    monkeypatch.setattr(cpu_executor, "LEAST", 1)
+    monkeypatch.setattr(cpu_executor, "room_for", lambda others, stacks: 2 * largest)
+    with Engine.load(path, kv_memory="4MB") as engine:
+        experts = executor(engine)._experts
+        assert experts is not None
+        assert greedy(engine, tokens, 24) == expected
+        assert 0 < experts._bytes <= 2 * largest
+        assert sum(executor(engine).profile("step", 1)) > 0
+
+
+def test_answers_are_those_of_the_floats(published: tuple[Path, Path], path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    require("cpu")
-    options = BuildOptions(
-        str(published[0]), tmp_path, ("cpu",), buckets=Buckets((1, 16), (1,)), cpu_features=("native",)
-    )
-    (path,) = build(options)
     stored = {each.name: each for each in Artifact.open(path).manifest.quantization.matrices}
     experts = [each for name, each in stored.items() if ".experts." in name]
     assert {(each.bits, each.group_size, each.carried) for each in experts} == {(5, 32, "exact")}

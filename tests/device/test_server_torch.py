@@ -65,6 +65,18 @@ def test_prompt_logprobs(client: openai.OpenAI) -> None:
     assert scored[-len(generated) :] == pytest.approx(generated, abs=1e-3)
 
 
+def test_token_ids(client: openai.OpenAI) -> None:
+    """An answer to the prompt's token ids is the answer to its text; echo names the prompt's tokens by id."""
+    ids: Any = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0, "logprobs": 1}
+    made: Any = client.completions.create(prompt="Once upon", echo=True, **asked, extra_body=ids).choices[0]
+    again: Any = client.completions.create(prompt=made.prompt_token_ids, **asked, extra_body=ids).choices[0]
+    assert (again.token_ids, again.prompt_token_ids) == (made.token_ids, made.prompt_token_ids)
+    assert again.logprobs.tokens == [f"token_id:{token}" for token in made.token_ids]
+    assert made.logprobs.tokens == [f"token_id:{t}" for t in (*made.prompt_token_ids, *made.token_ids)]
+    assert [next(iter(top)) for top in again.logprobs.top_logprobs] == again.logprobs.tokens
+
+
 def test_labels_have_the_log_probabilities_of_the_prompt_that_ends_in_them(
     client: openai.OpenAI, server: RunningServer
 ) -> None:

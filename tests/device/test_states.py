@@ -27,6 +27,7 @@ from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.executors.cpu import DEVICE
 from nearfar.edge_runtime.executors.cpu.executor import CpuExecutor
 from nearfar.errors import DeviceError
+from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
 from tests.support.architectures import CASES as ALL
@@ -272,6 +273,6 @@ def test_the_memory_is_that_of_the_prediction(built: Built, name: str) -> None:
     artifact = Artifact.open(built(name, "cpu"))
     program, context = artifact.able_programs(DEVICE.probe(None))[0], artifact.manifest.model.context_length
     predicted = describe(artifact.path)["memory"][program.name][str(context)]
-    pages = tuple(window.most_columns(1, context) for window in windows(artifact.manifest))
+    pages = tuple(window.most_columns(MAX_STEP, context) for window in windows(artifact.manifest))
     executor = CpuExecutor(artifact, program, Settings(pages, context, 1))
     assert abs(executor.memory_used() - predicted) < 0.05 * predicted

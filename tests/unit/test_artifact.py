@@ -489,7 +489,7 @@ def test_memory_by_context_grows_only_where_there_is_no_window() -> None:
     assert sliding == 5 * full
     lengths = (1024, 4096, 8192, 32768)
     assert [kv_bytes(manifest, program, n) for n in lengths] == [
-        n // 16 * full + 33 * sliding for n in lengths
+        n // 16 * full + 49 * sliding for n in lengths
     ]
     assert kv_bytes(manifest, program, 100) == 7 * (full + sliding), "shorter than the window: all of it"
     everywhere = {**HYBRID, "layer_types": None}

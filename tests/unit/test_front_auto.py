@@ -118,6 +118,7 @@ def test_a_path_that_needs_one_model_names_those_of_auto(front: Any, tmp_path: P
         assert refused.status_code == 400, refused.text
         error = refused.json()["error"]
         assert (error if path.startswith("/api") else error["message"]) == said
+    assert 'requests_total{model_name="auto",outcome="refused"}' in client.get("/metrics").text
     add_key(tmp_path / "keys.json", Key("alice", hashed("alice"), models=("auto", "large")))
     client = front(app=AppOptions(keys=KeyStore(tmp_path / "keys.json")))
     body = {"model": "auto", "input": "a"}
@@ -141,7 +142,7 @@ def test_a_model_of_auto_that_no_server_lists_is_warned_of(caplog: pytest.LogCap
     [
         (
             ("--auto", "a,b"),
-            "--auto chooses between models of other servers, but the engine is not given other",
+            "--auto chooses between models of other servers, but there are none",
         ),
         (("--upstream-continues",), "--upstream-continues says what other servers support"),
         (("--no-upstream-salts",), "--no-upstream-salts says what other servers reject"),

@@ -193,7 +193,21 @@ def test_what_only_the_upstream_knows_reaches_it(front: Front, form: Json) -> No
     assert {name: sent[name] for name in form} == form
 
 
-def test_what_servers_do_not_stream_is_asked_for_whole(front: Front) -> None:
+def test_token_ids_of_an_upstream_are_passed_on(front: Front) -> None:
+    begun = {**chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [5, 6]}
+    parts = [chunk({"content": "Hi"}, token_ids=[7]), chunk({}, token_ids=[8, 9]), chunk({}, "stop")]
+    events = written(begun, *({**part, "prompt_token_ids": None} for part in parts))
+    with Cloud(chatting(completions=lambda _: iter([STREAM, *events, DONE]))) as cloud:
+        client = front(cloud)
+        streamed = client.post(CHAT, json=chat(stream=True, return_token_ids=True))
+        whole = client.post(CHAT, json=chat(return_token_ids=True)).json()
+        assert [sent["return_token_ids"] for sent in cloud.posts(CHAT)] == [True, True]
+    assert streamed.content == b"".join(events) + b"data: [DONE]\n\n"
+    assert (whole["prompt_token_ids"], whole["choices"][0]["token_ids"]) == ([5, 6], [7, 8, 9])
+
+
+@pytest.mark.parametrize("most", [1, 0])
+def test_what_servers_do_not_stream_is_asked_for_whole(front: Front, most: int) -> None:
     whole = {
         "id": "w",
         "object": "chat.completion",
@@ -204,7 +218,7 @@ def test_what_servers_do_not_stream_is_asked_for_whole(front: Front) -> None:
     }
     with Cloud(chatting(completions=lambda _: iter([reply("200 OK", whole)]))) as cloud:
         client = front(cloud)
-        assert client.post(CHAT, json=chat(prompt_logprobs=1)).json() == whole
+        assert client.post(CHAT, json=chat(prompt_logprobs=most)).json() == whole
         assert cloud.posts(CHAT)[0]["stream"] is False
         assert 'generation_tokens_total{model_name="m"} 1.0' in client.get("/metrics").text
 

@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 SHARED = {
     "checkpoint_files",
     "children",
+    "control_groups",
     "downloads",
     "errors",
     "folders",
@@ -35,6 +36,7 @@ SHARED = {
     "interruptible",
     "json_size",
     "machine",
+    "memory",
     "paths",
     "pooling",
     "processors",

@@ -384,12 +384,10 @@ def test_ollamas_client_chats_generates_and_lists(llama: Any) -> None:
         llama.chat(model="other", messages=HELLO)
 
 
-def test_ollamas_durations_are_those_of_prefill_and_decode(llama: Any) -> None:
-    asked = {"model": MODEL, "prompt": "Hello", "options": {"num_predict": 40}}
-    whole, (*_, streamed) = llama.generate(**asked), llama.generate(**asked, stream=True)
-    for told in (whole, streamed):
-        assert told.eval_duration > 2_000_000, "40 steps of this model take far more than 2 ms"
-        assert told.prompt_eval_duration + told.eval_duration <= told.total_duration
+def test_an_answer_of_one_token_has_a_duration(llama: Any) -> None:
+    """Clients divide by it."""
+    one = llama.generate(model=MODEL, prompt="Hello", options={"num_predict": 1})
+    assert one.eval_count / one.eval_duration > 0
 
 
 def test_ollamas_tools_and_formats(llama: Any) -> None:

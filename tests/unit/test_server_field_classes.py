@@ -72,13 +72,15 @@ SPOKEN = ({"messages": [*HELLO, {"role": "assistant", "content": "I"}], "prompt"
 CASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         **COMPLETED, **NESTED, "messages": [{"role": "user", "content": "Bye"}], "max_completion_tokens": 3,
-        "logprobs": True, "top_logprobs": ({"logprobs": True}, 2), "tools": TOOLS,
+        "logprobs": True, "top_logprobs": ({"logprobs": True}, 2), "tools": TOOLS, "return_token_ids": True,
+        "return_tokens_as_token_ids": ({"logprobs": True}, True), "prompt_logprobs": 1,
         "tool_choice": ({"tools": TOOLS}, "required"), "parallel_tool_calls": ({"tools": TOOLS}, False),
         "continue_final_message": SPOKEN, "add_generation_prompt": False, "include_reasoning": False,
         "chat_template_kwargs": {"a": 1},
     },
     "/v1/completions": {
-        **COMPLETED, **NESTED, "prompt": "Bye", "logprobs": 2, "echo": True,
+        **COMPLETED, **NESTED, "prompt": "Bye", "logprobs": 2, "echo": True, "return_token_ids": True,
+        "return_tokens_as_token_ids": ({"logprobs": 1}, True), "prompt_logprobs": 1,
     },
     "/v1/responses": {
         **OF_ALL, "input": "Bye", "instructions": "Be short.", "max_output_tokens": 3, "tools": [

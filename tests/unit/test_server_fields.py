@@ -329,6 +329,22 @@ def test_messages_as_clients_send_them_back(http: httpx.Client) -> None:
     assert made.status_code == 200, made.text
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"continuous_usage_stats": True}, True),
+        ({"include_usage": None, "continuous_usage_stats": True}, True),
+        ({"include_usage": False, "continuous_usage_stats": True}, False),
+        ({"include_usage": True, "continuous_usage_stats": False}, True),
+    ],
+)
+def test_usage_comes_unless_include_usage_says_that_it_is_not_wanted(
+    http: httpx.Client, options: dict[str, Any], told: bool
+) -> None:
+    streamed = complete(http, stream=True, stream_options=options, max_tokens=2).text
+    assert ('"usage"' in streamed) == told
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
     prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "Hello"}
@@ -345,7 +361,7 @@ def test_usage_in_every_chunk(http: httpx.Client, path: str) -> None:
         records = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     counts = [record["usage"]["completion_tokens"] for record in records]
     assert counts == sorted(counts)
-    assert counts[-1] == 6
+    assert (counts[0], counts[-1]) == (0 if path == CHAT else 1, 6)  # a chat's first chunk has no token
     assert len(set(counts)) > 3
     assert all(
         record["usage"]["prompt_tokens"] == records[-1]["usage"]["prompt_tokens"] for record in records

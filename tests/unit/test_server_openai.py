@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from nearfar.fallback_server.grammars import service
+from nearfar.version import __version__
 from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 from tests.unit.test_api import OFFSETS
@@ -117,6 +118,54 @@ def test_token_prompts_echo_and_logprobs(client: openai.OpenAI) -> None:
     assert only.choices[0].text == "Hello"
 
 
+def test_a_prompts_tokens_have_the_log_probabilities_that_they_were_generated_with(
+    client: openai.OpenAI,
+) -> None:
+    """As evaluations score a text: they take the likeliest tokens, too. Nothing of it counts as cached."""
+    asked: Any = {"logprobs": 2, **GREEDY}
+    prompt, ids = [256, *range(60, 100)], {"return_token_ids": True}
+    made: Any = client.completions.create(prompt=prompt, max_tokens=30, **asked, extra_body=ids).choices[0]
+    asked["echo"] = True
+    whole: Any = client.completions.create(prompt=prompt + made.token_ids, max_tokens=0, **asked)
+    found, answer = whole.choices[0].logprobs, made.logprobs
+    assert found.token_logprobs[0] is found.top_logprobs[0] is None
+    assert len(found.tokens) == 71
+    assert found.token_logprobs[-30:] == pytest.approx(answer.token_logprobs, abs=1e-4)
+    for top, known in zip(found.top_logprobs[-30:], answer.top_logprobs, strict=True):
+        assert top == pytest.approx(known, abs=1e-4)
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    both: Any = client.completions.create(prompt=prompt, max_tokens=30, **asked).choices[0].logprobs
+    assert both.token_logprobs[1:] == pytest.approx(found.token_logprobs[1:], abs=1e-4)
+    alone: Any = client.completions.create(prompt=[72], max_tokens=1, **asked).choices[0].logprobs
+    assert (len(alone.tokens), alone.token_logprobs[0]) == (2, None)
+
+
+def test_prompt_logprobs_in_vllms_shape(client: openai.OpenAI) -> None:
+    """The prompt's own token comes first, also where others are likelier; a chat has them once."""
+    ids: Any = {"return_token_ids": True, "prompt_logprobs": 3}
+    many: Any = client.completions.create(prompt=["Hello", "Ho"], max_tokens=1, **GREEDY, extra_body=ids)
+    once: Any = client.chat.completions.create(messages=HELLO, max_tokens=1, n=2, **GREEDY, extra_body=ids)
+    assert not any(hasattr(choice, "prompt_logprobs") for choice in once.choices)
+    for made in (*many.choices, once):
+        first, *rest = made.prompt_logprobs
+        assert first is None
+        assert [int(next(iter(entry))) for entry in rest] == made.prompt_token_ids[1:]
+        for entry in rest:
+            own, *others = entry.values()
+            ranked = {one["rank"]: one["logprob"] for one in entry.values() if one["rank"]}
+            assert [ranked[at] for at in (1, 2, 3)] == sorted(ranked.values(), reverse=True)
+            assert own["rank"] or own["logprob"] <= others[-1]["logprob"]
+    echoed: Any = client.completions.create(
+        prompt="Hello", echo=True, max_tokens=0, logprobs=0, **GREEDY, extra_body=ids
+    )
+    own = [next(iter(entry.values())) for entry in echoed.choices[0].prompt_logprobs[1:]]
+    assert echoed.choices[0].logprobs.token_logprobs[1:] == [one["logprob"] for one in own]
+    assert [len(top) for top in echoed.choices[0].logprobs.top_logprobs[1:]] == [1] * len(own)
+    with pytest.raises(openai.BadRequestError, match="not streamed") as refused:
+        client.completions.create(prompt="Hello", stream=True, **GREEDY, extra_body=ids)
+    assert refused.value.param == "prompt_logprobs"
+
+
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
         messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY
@@ -128,6 +177,26 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert all(
         item.logprob == item.top_logprobs[0].logprob and len(item.top_logprobs) == 2 for item in content
     )
+
+
+def test_token_ids_are_those_of_the_text(client: openai.OpenAI, server: RunningServer) -> None:
+    """The ids of a chat's answer include a stop string's; names of alternatives are ids, too."""
+    ids: Any = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    asked: Any = {"messages": HELLO, "max_tokens": 8, **GREEDY}
+    made: Any = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, extra_body=ids)
+    known = httpx.post(f"{server.address}/tokenize", json={"messages": HELLO}).json()["tokens"]
+    assert made.prompt_token_ids == known
+    choice = made.choices[0]
+    text = httpx.post(f"{server.address}/detokenize", json={"tokens": choice.token_ids}).json()["prompt"]
+    assert text == choice.message.content
+    content = choice.logprobs.content
+    assert [item.token for item in content] == [f"token_id:{token}" for token in choice.token_ids]
+    assert all(item.top_logprobs[0].token == item.token for item in content)
+    assert all(re.fullmatch(r"token_id:\d+", other.token) for item in content for other in item.top_logprobs)
+    stop = text[2:4]
+    cut: Any = client.chat.completions.create(**asked, stop=stop, extra_body=ids)
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    assert cut.choices[0].token_ids == choice.token_ids[: text.index(stop) + len(stop)]
 
 
 def test_stop_strings_bias_and_stop_tokens(client: openai.OpenAI) -> None:
@@ -317,6 +386,18 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model=MODEL, messages=HELLO, extra_body={"response_format": {"type": "regex", "regex": "(((("}}
         )
+
+
+def test_version_and_load_in_vllms_shapes(server: RunningServer, client: openai.OpenAI) -> None:
+    with httpx.Client(base_url=server.address) as http:
+        assert http.get("/version").json() == {"version": __version__}
+        before = http.get("/load").json()["server_load"]
+        stream = client.completions.create(prompt="Hi", max_tokens=900, stream=True, **GREEDY)
+        next(iter(stream))
+        assert http.get("/load").json() == {"server_load": before + 1}
+        stream.close()
+        while http.get("/load").json()["server_load"] > before:
+            pass
 
 
 def test_probes_metrics_and_request_ids(server: RunningServer, client: openai.OpenAI) -> None:

@@ -76,15 +76,14 @@ class Scripted:
                 None,
                 *((Logprob(token, -0.5), (Logprob(token, -0.5),)) for token in request.tokens[1:]),
             )
+        logprob = -0.25 if request.logprobs is not None else None
         for token in self._tokens:
             await asyncio.sleep(0)
-            yield BackendEvent(
-                token, None, -0.25 if request.logprobs is not None else None, (), prompt, 3 if prompt else 0
-            )
+            yield BackendEvent(token, None, logprob, (), prompt, 3 if prompt else 0)
             prompt = None
         if self._error is not None:
             raise self._error
-        yield BackendEvent(257, "stop")
+        yield BackendEvent(257, "stop", logprob)
 
     async def cancel(self, request_id: str) -> None:
         raise NotImplementedError
@@ -359,9 +358,55 @@ async def test_the_offsets_of_a_prompt_that_is_repeated(tmp_path: Path) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         body = {"model": "scripted", "prompt": [256, *engine.codec.encode_raw("日 a")], "logprobs": 0}
         made = (await http.post("/v1/completions", json={**body, "echo": True})).json()["choices"][0]
+        ids = {**body, "echo": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        with_ids = (await http.post("/v1/completions", json=ids)).json()["choices"][0]
     await engine.close()
-    assert made["text"] == "日 aé!"
+    assert made["text"] == with_ids["text"] == "日 aé!"
     assert made["logprobs"]["text_offset"] == [0, 0, 0, 0, 1, 2, 3, 3, 4]
+    assert with_ids["logprobs"]["text_offset"] == [0, 0, 0, 0, 1, 2, 3, 3, 4, 5]
+    assert with_ids["prompt_token_ids"] == body["prompt"]
+    names = [f"token_id:{token}" for token in (*with_ids["prompt_token_ids"], *with_ids["token_ids"])]
+    assert with_ids["logprobs"]["tokens"] == names
+
+
+@pytest.mark.parametrize("as_names", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_token_ids_of_prompt_and_answer(tmp_path: Path, path: str, as_names: bool) -> None:
+    """Whole and streamed, with an entry of logprobs for each id, also for that of the end token."""
+    chat = "chat" in path
+    directory = tokenizer_directory(tmp_path)
+    backend = Scripted(directory, "é!")
+    engine = LocalEngine(backend, TextSource(directory, 256), OPTIONS)
+    answer = [*engine.codec.encode_raw("é!"), 257]
+    asked = {"messages": [{"role": "user", "content": "Hi"}]} if chat else {"prompt": ["Hi", "Ho"]}
+    body = {
+        "model": "scripted", "return_token_ids": True, "return_tokens_as_token_ids": as_names,
+        "logprobs": True if chat else 0, **asked,
+    }  # fmt: skip
+    transport = httpx.ASGITransport(create_app(engine))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        made = (await http.post(path, json=body)).json()
+        text = (await http.post(path, json={**body, "stream": True})).text
+        plain = (await http.post(path, json={**asked, "stream": True})).text
+    await engine.close()
+    prompts = [list(request.tokens) for request in backend.requests[: len(made["choices"])]]
+    assert [choice["token_ids"] for choice in made["choices"]] == [answer for _ in prompts]
+    holders = [made] if chat else made["choices"]
+    assert [holder["prompt_token_ids"] for holder in holders] == prompts
+
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    streamed = [[one for chunk in chunks for one in chunk["choices"] if one["index"] == at] for at in (0, 1)]
+    for choice, parts, prompt in zip(made["choices"], streamed, prompts, strict=False):
+        assert [token for part in parts for token in part.get("token_ids", [])] == answer
+        told = [holder.get("prompt_token_ids") for holder in (chunks if chat else parts)]
+        assert told == [prompt, *(None for _ in told[1:])]
+        for found in (choice, *(part for part in parts if part.get("logprobs"))):
+            logprobs = found["logprobs"]
+            names = [item["token"] for item in logprobs["content"]] if chat else logprobs["tokens"]
+            assert len(names) == len(found["token_ids"])
+            if as_names:
+                assert names == [f"token_id:{token}" for token in found["token_ids"]]
+    assert "token_ids" not in plain
 
 
 async def test_figures_of_the_prefix_cache_count_what_was_computed() -> None:

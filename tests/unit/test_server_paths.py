@@ -176,3 +176,21 @@ def test_the_description_lists_errors_of_every_path() -> None:
     for path, ways in create_app(EchoEngine()).openapi()["paths"].items():
         for way, operation in ways.items():
             assert {"4XX", "5XX"} <= operation["responses"].keys(), (way, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("/v1/chat/completions", {"text/event-stream", "application/json"}),
+        ("/v1/completions", {"text/event-stream", "application/json"}),
+        ("/v1/responses", {"text/event-stream", "application/json"}),
+        ("/v1/messages", {"text/event-stream", "application/json"}),
+        ("/api/chat", {"application/x-ndjson", "application/json"}),
+        ("/api/generate", {"application/x-ndjson", "application/json"}),
+        ("/metrics", {"text/plain"}),
+        ("/v1/embeddings", {"application/json"}),
+    ],
+)
+def test_the_description_lists_the_types_of_answers(path: str, kinds: set[str]) -> None:
+    (operation,) = create_app(EchoEngine()).openapi()["paths"][path].values()
+    assert operation["responses"]["200"]["content"].keys() == kinds

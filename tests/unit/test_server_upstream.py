@@ -74,6 +74,14 @@ class Gate:
         with self._changed:
             assert self._changed.wait_for(lambda: self._left > 0, 60)
             self._left -= 1
+            self._changed.notify_all()
+
+    def open_late(self, seconds: float) -> None:
+        """Let all steps through, when none has been let through for `seconds`."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._left <= 0, 60)
+        time.sleep(seconds)
+        self.open()
 
 
 class Fleet:
@@ -158,15 +166,6 @@ def test_answers_are_those_of_the_upstream(fleet: Fleet) -> None:
     assert (mine.usage.prompt_tokens, mine.usage.completion_tokens) == (9, 20)
     two = fleet.client.completions.create(prompt=["a", "b"], n=2, **body)
     assert len({choice.index for choice in two.choices}) == 4
-
-
-def test_ollamas_durations_behind_a_front(fleet: Fleet) -> None:
-    asked = {"prompt": "Hello", "stream": False, "options": {"num_predict": 40, "seed": 1}}
-    with httpx.Client(base_url=fleet.front.address, timeout=60) as http:
-        told = http.post("/api/generate", json=asked).json()
-    assert told["eval_count"] > 20
-    assert told["eval_duration"] > 1_000_000, "20 steps take far more than 1 ms"
-    assert told["prompt_eval_duration"] + told["eval_duration"] <= told["total_duration"]
 
 
 def test_tool_calls_that_come_in_parts_are_put_together() -> None:
@@ -299,6 +298,22 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     monkeypatch.setattr(NumpyExecutor, "run", gated)
     yield made
     made.open()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollamas_durations_are_those_of_prefill_and_decode(fleet: Fleet, gate: Gate, stream: bool) -> None:
+    asked = {"prompt": "Hello", "stream": stream, "options": {"num_predict": 20, "top_k": 1}}
+    for server in (fleet.servers[0], fleet.front):
+        gate.close_after(10)
+        opening = threading.Thread(target=gate.open_late, args=(0.5,))
+        opening.start()
+        with httpx.Client(base_url=server.address, timeout=60) as http:
+            made = http.post("/api/generate", json=asked, headers={"Authorization": "Bearer inner"})
+        opening.join()
+        told = json.loads(made.text.splitlines()[-1])
+        assert told["eval_count"] == 20
+        assert told["eval_duration"] > 100_000_000, "the decode waited for 0.5 s at the gate"
+        assert told["prompt_eval_duration"] + told["eval_duration"] <= told["total_duration"]
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])

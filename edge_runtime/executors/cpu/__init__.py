@@ -37,9 +37,10 @@ def _list() -> Sequence[ListedDevice]:
     import psutil
 
     from nearfar.format.machines import architecture
+    from nearfar.memory import host_memory
 
     name = platform.processor() or architecture()
-    memory = int(psutil.virtual_memory().total)
+    memory = host_memory().total
     limits = {"cores": psutil.cpu_count(logical=False) or 1, "threads": psutil.cpu_count() or 1}
     return [
         ListedDevice("cpu", name, "cpu", architecture(), tuple(sorted(_probe().features)), memory, limits)

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from nearfar.children import child_environment
-from nearfar.processors import affinity, within_quota, words_of
+from nearfar.control_groups import words_of
+from nearfar.processors import affinity, within_quota
 
 PROCESSORS = Path("/sys/devices/system/cpu")
 ALIKE = 0.6

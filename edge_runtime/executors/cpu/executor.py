@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,14 +13,24 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
+from nearfar.edge_runtime.executors.cpu.expert_memory import (
+    LEAST,
+    ChosenExperts,
+    ExpertMemory,
+    ExpertStack,
+    room_for,
+)
 from nearfar.edge_runtime.executors.cpu.host_memory import MAPS, fits, mapped, reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, DlTensor, Library, LoadedPlan
 from nearfar.edge_runtime.executors.planned import BufferShape, ProgramLayout
 from nearfar.errors import ArtifactError
 from nearfar.format import buffers as names
 from nearfar.format.kv import BITS
-from nearfar.format.manifest import KernelParam, Program
+from nearfar.format.manifest import KernelParam, Program, Tensor
 from nearfar.format.plans import Launch
+
+ROUTE = 1
+"""The argument of a launch of experts that has the rows' choice, [rows, 2·top]: numbers of experts first."""
 
 
 class CpuExecutor:
@@ -35,7 +46,12 @@ class CpuExecutor:
         self._layout = ProgramLayout(artifact, program, settings)
         self._kv_dtype = program.kv_dtype
         self._held = 0
-        self._memory = {f"weight:{name}": array for name, array in self._load_weights(artifact).items()}
+        self._chosen = artifact.manifest.step.chosen
+        self._experts: ExpertMemory | None = None
+        self._stacks: dict[str, ExpertStack] = {}
+        self._memory = {
+            f"weight:{name}": array for name, array in self._load_weights(artifact, program).items()
+        }
         self._memory |= {f"workspace:{i}": self._reserve(count) for i, count in enumerate(program.workspace)}
         self._buffers = {name: self._zeroed(shape) for name, shape in self._layout.buffers.items()}
         self._memory |= {f"buffer:{name}": array for name, array in self._buffers.items()}
@@ -46,14 +62,14 @@ class CpuExecutor:
                 f"{artifact.path} names no library for its program {program.name}: build it again"
             )
         self._library = Library(artifact.path / program.library)
-        params = artifact.manifest.step.parameters
-        self._stacks = {f"weight:{param.name}" for param in params if param.stack > 1}
         self._tensors: dict[tuple[str, tuple[int, ...], str], DlTensor] = {}
-        self._plans = {
-            (function, bucket.size): self._bind(self._layout.launches(function, bucket.size), program)
-            for function, buckets in program.functions.items()
-            for bucket in buckets
-        }
+        self._plans: dict[tuple[str, int], LoadedPlan] = {}
+        self._ahead: dict[tuple[str, int], tuple[ChosenExperts, ...]] = {}
+        for function, buckets in program.functions.items():
+            for bucket in buckets:
+                launches = self._layout.launches(function, bucket.size)
+                self._plans[function, bucket.size] = self._bind(launches, program)
+                self._ahead[function, bucket.size] = tuple(self._chosen_in(launches, program))
         cores = usable_cores()
         self._pool = self._library.pool(settings.threads or cores, cores)
         self._closed = False
@@ -69,11 +85,15 @@ class CpuExecutor:
 
     def run(self, function: str, size: int) -> None:
         """See Executor.run."""
-        self._pool.replay(self._plan(function, size))
+        plan = self._plan(function, size)
+        for first, end in self._parts(function, size, plan):
+            self._pool.replay(plan, first, end)
 
     def profile(self, function: str, size: int) -> tuple[float, ...]:
         """See planned.Profiled."""
-        return self._pool.profile(self._plan(function, size))
+        plan = self._plan(function, size)
+        parts = self._parts(function, size, plan)
+        return tuple(time for first, end in parts for time in self._pool.profile(plan, first, end))
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
         """See Executor.fetch."""
@@ -111,7 +131,10 @@ class CpuExecutor:
         if not self._closed:
             self._closed = True
             self._pool.close()
+            if self._experts is not None:
+                self._experts.close()
             self._plans.clear()
+            self._ahead.clear()
             self._tensors.clear()
             self._memory.clear()
             self._buffers.clear()
@@ -135,17 +158,11 @@ class CpuExecutor:
         pages, heads, size, width = cache.shape
         return cache.reshape(pages, heads, width, size).swapaxes(2, 3)
 
-    def _load_weights(self, artifact: Artifact) -> dict[str, Array]:
-        """All weight tensors, as views into one copy of the weight stream, or into the mapped files if there
-        is no memory for a copy.
+    def _load_weights(self, artifact: Artifact, program: Program) -> dict[str, Array]:
+        """All weight tensors, as views into one copy of the weight stream. If there is no memory for a copy,
+        into memory for some experts and all other weights, or else into the mapped files.
         """
-        weights = artifact.manifest.weights
-        if MAPS and not fits(weights.bytes):
-            files = [(artifact.path / shard.file, shard.bytes) for shard in weights.shards]
-            stream = mapped(files, weights.shard_bytes)
-        else:
-            stream = self._reserve(weights.bytes)
-            artifact.read_into(0, stream.data)
+        stream = self._weight_stream(artifact, program)
         return {
             tensor.name: stream[tensor.offset : tensor.offset + tensor.bytes]
             .view(tensor.dtype)
@@ -153,9 +170,41 @@ class CpuExecutor:
             for tensor in artifact.manifest.weights.tensors
         }
 
-    def _reserve(self, count: int) -> npt.NDArray[np.uint8]:
+    def _weight_stream(self, artifact: Artifact, program: Program) -> npt.NDArray[np.uint8]:
+        weights = artifact.manifest.weights
+        if not MAPS or fits(weights.bytes):
+            stream = self._reserve(weights.bytes, whole=True)
+            artifact.read_into(0, stream.data)
+            return stream
+        files = [(artifact.path / shard.file, shard.bytes) for shard in weights.shards]
+        stacks = [tensor for tensor in weights.tensors if self._is_stack(tensor)]
+        rest = [tensor for tensor in weights.tensors if tensor not in stacks]
+        others = sum(program.workspace) + sum(b.nbytes for b in self._layout.buffers.values())
+        room = room_for(sum(tensor.bytes for tensor in rest) + others, [tensor.bytes for tensor in stacks])
+        if room is None:
+            return mapped(files, weights.shard_bytes)
+        self._experts = ExpertMemory(files, weights.shard_bytes, room)
+        for tensor in rest:
+            part = self._experts.area[tensor.offset : tensor.offset + tensor.bytes]
+            artifact.read_into(tensor.offset, part.data)
+        self._held += sum(tensor.bytes for tensor in rest) + room
+        self._stacks = {
+            f"weight:{tensor.name}": ExpertStack(tensor.offset, tensor.bytes // self._count(tensor.name))
+            for tensor in stacks
+        }
+        return self._experts.area
+
+    def _count(self, tensor: str) -> int:
+        """The number of experts whose matrices a tensor has; 1 if it has none."""
+        return self._chosen.get(tensor.rpartition(".")[0], (1, 1))[1]
+
+    def _is_stack(self, tensor: Tensor) -> bool:
+        """Whether a tensor has matrices of experts that are worth a read of their own."""
+        return tensor.bytes >= max(2, self._count(tensor.name)) * LEAST and self._count(tensor.name) > 1
+
+    def _reserve(self, count: int, *, whole: bool = False) -> npt.NDArray[np.uint8]:
         self._held += count
-        return reserve(count)
+        return reserve(count, whole=whole)
 
     def _zeroed(self, shape: BufferShape) -> Array:
         return self._reserve(shape.nbytes).view(shape.dtype).reshape(shape.extents)
@@ -164,9 +213,31 @@ class CpuExecutor:
         """A plan with resolved kernels and fixed arguments."""
         bound = [(each.kernel, self._arguments(each, program)) for each in launches]
         streamed = [
-            _streamed(each, tensors, self._stacks) for each, (_, tensors) in zip(launches, bound, strict=True)
+            _streamed(each, tensors, self._chosen) for each, (_, tensors) in zip(launches, bound, strict=True)
         ]
         return self._library.bind(bound, streamed)
+
+    def _chosen_in(self, launches: Sequence[Launch], program: Program) -> Iterator[ChosenExperts]:
+        """The launches whose experts are not all in memory."""
+        for number, launch in enumerate(launches):
+            stacks = [arg for arg in launch.args if arg in self._stacks]
+            if stacks:
+                shape = self._layout.extents(program.kernels[launch.kernel].params[ROUTE].shape)
+                held = self._memory[launch.args[ROUTE]].reshape(-1).view(np.float32)
+                route = held[: math.prod(shape)].reshape(shape)[:, : self._chosen[_param(stacks[0])][0]]
+                yield ChosenExperts(number, route, tuple(self._stacks[arg] for arg in stacks))
+
+    def _parts(self, function: str, size: int, plan: LoadedPlan) -> Iterator[tuple[int, int]]:
+        """The plan in parts, from a launch up to another one: a part that begins with a launch of experts is
+        given when these are in memory.
+        """
+        first = 0
+        for chosen in self._ahead[function, size]:
+            yield first, chosen.launch
+            assert self._experts is not None
+            self._experts.hold(chosen.matrices())
+            first = chosen.launch
+        yield first, len(plan.names)
 
     def _arguments(self, launch: Launch, program: Program) -> list[DlTensor]:
         params = program.kernels[launch.kernel].params
@@ -185,13 +256,19 @@ class CpuExecutor:
         return self._tensors[key]
 
 
+def _param(arg: str) -> str:
+    """The name of the parameter of which an argument of a launch is a part; empty for other arguments."""
+    space, _, name = arg.partition(":")
+    return name.rpartition(".")[0] if space == "weight" else ""
+
+
 def _streamed(launch: Launch, tensors: Sequence[DlTensor], stacks: Collection[str]) -> DlTensor | None:
     """The largest weight matrix of a launch, which it reads from end to end; None if it reads
-    only vectors, or matrices of experts (`stacks`).
+    only vectors, or matrices of experts (the parameters `stacks`).
     """
     weights = [
         tensor
         for arg, tensor in zip(launch.args, tensors, strict=True)
-        if arg.startswith("weight:") and tensor.struct.ndim > 1 and arg.rpartition(".")[0] not in stacks
+        if arg.startswith("weight:") and tensor.struct.ndim > 1 and _param(arg) not in stacks
     ]
     return max(weights, key=lambda tensor: tensor.nbytes, default=None)

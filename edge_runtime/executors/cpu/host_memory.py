@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from nearfar.errors import ArtifactError, DeviceError
+from nearfar.memory import host_memory
 
 MAPS = sys.platform == "linux"
 FIXED = 0x10  # MAP_FIXED of Linux
@@ -22,7 +22,7 @@ FIXED = 0x10  # MAP_FIXED of Linux
 
 def fits(count: int) -> bool:
     """Whether `count` bytes are free, by what the system says; otherwise files of that size are mapped."""
-    return bool(count <= psutil.virtual_memory().available)
+    return count <= host_memory().available
 
 
 def mapped(files: Sequence[tuple[Path, int]], apart: int) -> npt.NDArray[np.uint8]:
@@ -48,20 +48,24 @@ def mapped(files: Sequence[tuple[Path, int]], apart: int) -> npt.NDArray[np.uint
     return area
 
 
-def reserve(count: int) -> npt.NDArray[np.uint8]:
-    """Allocate `count` zeroed bytes at a page border, in huge pages if the system has them.
+def reserve(count: int, *, whole: bool = False) -> npt.NDArray[np.uint8]:
+    """Allocate `count` zeroed bytes at a page border. DeviceError if there is no memory.
 
-    Each token reads all weights from end to end; with 4 KiB pages the address translation alone costs several
-    percent. DeviceError if there is no memory.
+    `whole`: all of it will be used, so it may lie in huge pages, where the system has them. Each token reads
+    all weights from end to end; with 4 KiB pages the address translation alone costs 4 percent. By default
+    Linux gives huge pages only to private memory.
     """
     try:
-        area = mmap.mmap(-1, max(count, 1))
+        if whole and hasattr(mmap, "MAP_PRIVATE"):
+            area = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            area = mmap.mmap(-1, max(count, 1))
     except (OSError, OverflowError) as error:
         raise DeviceError(
             f"there is no memory for {count:,} bytes: give the cache less (--kv-memory), or take a smaller "
             "model"
         ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if whole and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # the kernel may lack transparent huge pages
             area.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(area, np.uint8, count)  # the array keeps the mapping alive

@@ -138,25 +138,30 @@ class Pool:
         """
         return int(self._lib.nf_pool_threads(self._handle)) if self._end.alive else 0
 
-    def replay(self, plan: LoadedPlan) -> None:
-        """Run all launches of a plan in order. DeviceError if a kernel refuses its arguments, or if the pool
-        is closed.
+    def replay(self, plan: LoadedPlan, first: int = 0, end: int | None = None) -> None:
+        """Run launches of a plan in order: all, or those from `first` up to `end`. DeviceError if a kernel
+        refuses its arguments, or if the pool is closed.
         """
-        self._run(self._lib.nf_replay, plan)
+        self._run(self._lib.nf_replay, plan, first, end)
 
-    def profile(self, plan: LoadedPlan) -> tuple[float, ...]:
-        """Run a plan and return the seconds of each launch."""
+    def profile(self, plan: LoadedPlan, first: int = 0, end: int | None = None) -> tuple[float, ...]:
+        """Run launches of a plan as `replay` does, and return the seconds of each."""
         if not hasattr(self._lib, "nf_profile"):
             raise ArtifactError("this artifact's library cannot time its launches: build the artifact again")
-        stamps: Stamps = np.zeros(len(plan.names) + 1, np.uint64)
-        self._run(self._lib.nf_profile, plan, stamps.ctypes.data)
+        end = len(plan.names) if end is None else end
+        stamps: Stamps = np.zeros(end - first + 1, np.uint64)
+        self._run(self._lib.nf_profile, plan, first, end, stamps.ctypes.data)
         return seconds(stamps[:-1], stamps[1:], 1e-9)
 
-    def _run(self, call: Callable[..., int], plan: LoadedPlan, *more: int) -> None:
+    def _run(
+        self, call: Callable[..., int], plan: LoadedPlan, first: int, end: int | None, *more: int
+    ) -> None:
         if not self._end.alive:
             raise DeviceError("the threads of this engine have ended: it is closed")
-        failed = call(self._handle, ctypes.addressof(plan.launches), len(plan.names), *more)
+        start = ctypes.addressof(plan.launches) + first * ctypes.sizeof(_Launch)
+        failed = call(self._handle, start, (len(plan.names) if end is None else end) - first, *more)
         if failed >= 0:
+            failed += first
             raise DeviceError(
                 f"kernel {plan.names[failed]} (launch {failed}) rejected its arguments: {_raised(self._ffi)}"
             )

@@ -44,11 +44,10 @@ def _list() -> Sequence[ListedDevice]:
     import platform
     from importlib.metadata import version
 
-    import psutil
+    from nearfar.memory import host_memory
 
     _probe()
-    name = platform.processor() or platform.machine()
-    memory = int(psutil.virtual_memory().total)
+    name, memory = platform.processor() or platform.machine(), host_memory().total
     return [ListedDevice("onnx", name, "cpu", f"ONNX Runtime {version('onnxruntime')}", (), memory, {})]
 
 

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    import psutil
-
     from nearfar.edge_runtime.executors.vulkan.device import free_memory, gpus, select
+    from nearfar.memory import host_memory
 
     gpu = select(which, gpus())
     free = free_memory(gpu)
     return Found(
         gpu.features,
         gpu.limits,
-        min(free, psutil.virtual_memory().available) if gpu.shared else free,
+        min(free, host_memory().available) if gpu.shared else free,
         gpu.adapter,
     )
 

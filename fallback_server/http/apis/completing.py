@@ -21,10 +21,8 @@ async def complete(service: Service, request: Request, body: ChatRequest | Compl
     if service.engine.passes_on and isinstance(request, convert.JsonRequest):
         came = convert.as_it_came(request.read, body)
         wanted = replace(wanted, body=came, passed=True)
-    options = body.stream_options
-    continuous = bool(options and options.continuous_usage_stats)
-    include_usage = continuous or bool(options and options.include_usage)
-    head = ResponseHead(wanted.id, wanted.model, include_usage, continuous)
+    continuous = wanted.usage_asked and bool(wanted.stream_options.get("continuous_usage_stats"))
+    head = ResponseHead(wanted.id, wanted.model, wanted.usage_asked, continuous, wanted.token_ids)
     kind = ChatShape if wanted.chat else CompletionShape
     shape = CompletionResponse(kind(head, wanted.choices), head)
     return await TrackedCall(service, request, wanted).respond(shape, bool(body.stream))

@@ -10,12 +10,13 @@ from nearfar.fallback_server.http.apis.asking import Record, as_chat
 from nearfar.fallback_server.http.apis.messages import CountRequest, MessageRequest, chat_of
 from nearfar.fallback_server.http.apis.messages_shape import MessageShape
 from nearfar.fallback_server.http.calls import Service, TrackedCall
+from nearfar.fallback_server.http.streams import streaming
 
 
 def add(api: APIRouter, service: Service) -> None:
     """Add the routes to /v1."""
 
-    @api.post("/messages", response_model=None)
+    @api.post("/messages", response_model=None, responses=streaming())
     async def create(body: MessageRequest, request: Request) -> Response:
         """Answer a conversation."""
         wanted = as_chat(service, request, body.model, chat_of(body))

@@ -19,10 +19,11 @@ from nearfar.fallback_server.http.apis.ollama import (
     NamedBody,
     OllamaFields,
 )
-from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, never, now
+from nearfar.fallback_server.http.apis.ollama_shape import NDJSON, OllamaShape, never, now
 from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
+from nearfar.fallback_server.http.streams import streaming
 from nearfar.version import __version__
 
 LATEST = ":latest"
@@ -32,7 +33,7 @@ LATEST = ":latest"
 def add(api: APIRouter, service: Service) -> None:
     """Add the routes to /api."""
 
-    @api.post("/chat", response_model=None)
+    @api.post("/chat", response_model=None, responses=streaming(NDJSON))
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         if not body.messages:  # a request without messages asks to load the model
@@ -40,7 +41,7 @@ def add(api: APIRouter, service: Service) -> None:
         wanted = as_chat(service, request, _name(service, request, body.model), body.chat)
         return await _answered(service, request, wanted, body)
 
-    @api.post("/generate", response_model=None)
+    @api.post("/generate", response_model=None, responses=streaming(NDJSON))
     async def generate(body: GenerateBody, request: Request) -> Response:
         """Answer one question, or continue a text as it is (`raw`)."""
         model = _name(service, request, body.model)

@@ -108,7 +108,8 @@ class OllamaShape:
 
 
 def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
+    """Convert a duration; clients divide by it, so it is not 0 for an answer of one token."""
+    return max(1, round(seconds * 1e9))
 
 
 def now() -> str:

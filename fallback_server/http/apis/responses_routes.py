@@ -17,6 +17,7 @@ from nearfar.fallback_server.http.apis.responses import ReferenceItem, ResponseR
 from nearfar.fallback_server.http.apis.responses_shape import ResponseShape
 from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.streams import streaming
 
 
 class ResponseName(StringConvertor):
@@ -31,7 +32,7 @@ register_url_convertor("response", ResponseName())
 def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
     """Add the routes to /v1. `kept`: the store of responses; with None no response is stored."""
 
-    @api.post("/responses", response_model=None)
+    @api.post("/responses", response_model=None, responses=streaming())
     async def create(body: ResponseRequest, request: Request) -> Response:
         """Answer a conversation of items."""
         tenant, (given, before) = tenant_of(request), _asked(kept, request, body)

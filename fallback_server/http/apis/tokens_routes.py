@@ -87,6 +87,7 @@ def add(api: APIRouter, service: Service) -> None:
     async def detokenize(body: DetokenizeRequest, request: Request) -> Record:
         """Return the text of tokens."""
         tenant = tenant_of(request)
-        service.single(service.model(service.named(body.model, tenant), tenant), request.url.path, tenant)
+        found = service.model(service.named(body.model, tenant), tenant)
+        service.check_single(found, request.url.path, tenant)
         (text,) = await service.engine.texts_of([body.tokens])
         return {"prompt": text}
