@@ -170,9 +170,7 @@ class EngineCore:
         """
         self.check_open()
         if self.manifest.model.task == "embed":
-            raise RequestError(
-                f"{self.manifest.model.name} gives embeddings and no text: {EMBEDDINGS}", "model"
-            )
+            raise RequestError(f"this model gives embeddings and no text: {EMBEDDINGS}", "model")
         params = params or SamplingParams()
         self._check_tokens(tokens)
         params.check_vocabulary(self.manifest.model.vocab_size)
@@ -206,9 +204,7 @@ class EngineCore:
         """Raise RequestError if labels after a prompt cannot be scored by this model or in this context."""
         self.check_open()
         if self.manifest.model.task == "embed":
-            raise RequestError(
-                f"{self.manifest.model.name} gives embeddings and no text: {EMBEDDINGS}", "model"
-            )
+            raise RequestError(f"this model gives embeddings and no text: {EMBEDDINGS}", "model")
         if not labels or not all(len(label) for label in labels):
             raise RequestError("labels: give at least one, and no empty one", "labels")
         self._check_tokens(prompt)
@@ -221,8 +217,8 @@ class EngineCore:
         self.check_open()
         if self.manifest.model.task != "embed":
             raise RequestError(
-                f"{self.manifest.model.name} gives text and no embeddings: build a checkpoint of an "
-                "embedding model, or this one with nearfar build --embeddings",
+                "this model gives text and no embeddings: build a checkpoint of an embedding model, or this "
+                "one with nearfar build --embeddings",
                 "model",
             )
         for tokens in texts:

@@ -94,7 +94,7 @@ class Grammars:
         """A llguidance.LLMatcher that has already computed its first mask."""
         import llguidance
 
-        kind = grammar.kind.replace("_", " ")
+        kind = grammar.called
         self._tokenizer = self._tokenizer or tokenizer(self._codec, self._vocab_size, self._eos)
         try:
             text = _text(grammar)
@@ -217,12 +217,11 @@ def _lark(ebnf: str) -> str:
 
     if (count := ebnf.count("::=")) > MOST_RULES:
         raise RequestError(
-            f"the ebnf cannot be compiled: it has {count} rules, more than {MOST_RULES}", "response_format"
+            f"the grammar cannot be compiled: it has {count} rules, more than {MOST_RULES}", "response_format"
         )
     return str(gbnf_to_lark(ebnf))
 
 
 def _refusal(grammar: Grammar, message: str) -> RequestError:
-    kind = grammar.kind.replace("_", " ")
-    what = "grammar of the calls" if grammar.param == "tools" else kind
+    what = "grammar of the calls" if grammar.param == "tools" else grammar.called
     return RequestError(f"the {what} cannot be compiled: {why(message)}", grammar.param)

@@ -19,6 +19,11 @@ class Grammar:
     text: str
 
     @property
+    def called(self) -> str:
+        """What the grammar's author calls it, for messages."""
+        return "grammar" if self.kind == "ebnf" else self.kind.replace("_", " ")
+
+    @property
     def param(self) -> Literal["tools", "response_format"]:
         """The parameter of the request that has the grammar."""
         of_tools = self.kind == "structural_tag" and '"param": "tools"' in self.text

@@ -52,9 +52,14 @@ def _bare_part(key: str, value: Any) -> Any:
     return _bare(value)
 
 
+def fits_objects(schema: Schema) -> bool:
+    """Whether an object may match a schema."""
+    return _Parameters(schema).fit(schema)
+
+
 def check_parameters(where: str, schema: Schema) -> None:
     """Raise RequestError for a schema that no object matches. `where`: its place in the request."""
-    if not _Parameters(schema).fit(schema):
+    if not fits_objects(schema):
         raise RequestError(
             f"{where} must be a schema of type object, for arguments are an object, not {dict(schema)!r:.80}",
             "tools",

@@ -20,11 +20,16 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, as messages or as text or tokens, and the labels whose probabilities after it are wanted."""
+    """A prompt, as messages or as text or tokens, and the labels whose probabilities after it are wanted.
+
+    `place`, `labels_place`: where the request has the prompt and the list of labels, for errors.
+    """
 
     labels: tuple[Prompt, ...]
     messages: tuple[Mapping[str, Any], ...] = ()
     prompt: Prompt = ""
+    place: str = "input"
+    labels_place: str = "labels"
 
 
 @dataclass(frozen=True)

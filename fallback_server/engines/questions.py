@@ -41,27 +41,28 @@ class Questions:
         info = self._engine.backend.info
         prompts, every = list[Tokens](), list[tuple[Tokens, ...]]()
         for question in request.questions:
-            for given in (question.prompt, *question.labels):
+            places = _places(question)
+            for place, given in zip(places, (question.prompt, *question.labels), strict=True):
                 if not isinstance(given, str):
-                    self._check(given)
+                    self._check(given, place)
             prompt, labels = await self._tokens(request, question)
-            for tokens in (prompt, *labels):
+            for place, tokens in zip(places, (prompt, *labels), strict=True):
                 if not tokens:
-                    raise RequestError("a prompt or a label is empty: give at least one token", "input")
+                    raise _wrong(place, "this has no tokens: give at least one")
             longest = len(prompt) + max(map(len, labels))
             if longest >= info.context_length:
-                raise ContextError(longest, info.context_length, "input", what="input")
+                field = _field(question.place)
+                what = field if question.place == field else f"text of {question.place}"
+                raise ContextError(longest, info.context_length, field, what=what)
             prompts.append(prompt)
             every.append(labels)
         total = sum(map(len, prompts)) + sum(len(label) for labels in every for label in labels)
         return Prepared(request, tuple(prompts), total, labels=tuple(every))
 
-    def _check(self, tokens: Tokens) -> None:
+    def _check(self, tokens: Tokens, place: str) -> None:
         vocab = self._engine.backend.info.vocab_size
         if (wrong := outside(tokens, vocab)) is not None:
-            raise RequestError(
-                f"token id {tokens[wrong]} is outside the vocabulary of {vocab} tokens", "input"
-            )
+            raise _wrong(place, f"token id {tokens[wrong]} is outside the vocabulary of {vocab} tokens")
 
     async def _tokens(self, request: EngineRequest, question: Question) -> tuple[Tokens, tuple[Tokens, ...]]:
         """Return the tokens of a prompt, and of its labels."""
@@ -81,6 +82,20 @@ class Questions:
                 end = list(question.prompt[-TAIL_TOKENS:])
                 answer |= await engine.text.run({"op": "labels", "tokens": end, "labels": texts})
         return counted(answer["tokens"]), _labels(question, answer)
+
+
+def _places(question: Question) -> list[str]:
+    """Return the places of a question's prompt and of its labels in the request."""
+    return [question.place, *(f"{question.labels_place}.{at}" for at in range(len(question.labels)))]
+
+
+def _wrong(place: str, message: str) -> RequestError:
+    return RequestError(f"{place}: {message}", _field(place))
+
+
+def _field(place: str) -> str:
+    """Return the field of the request that has a place."""
+    return place.partition(".")[0]
 
 
 def _labels(question: Question, answer: Mapping[str, Any]) -> tuple[Tokens, ...]:

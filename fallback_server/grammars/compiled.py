@@ -81,9 +81,8 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
                     raise RequestError(
                         f"{grammar.param}: {blamed(schema, compiles)}", grammar.param
                     ) from error
-            kind = grammar.kind.replace("_", " ")
             raise RequestError(
-                f"the {kind} cannot be compiled: {_first_line(error)}", grammar.param
+                f"the {grammar.called} cannot be compiled: {_first_line(error)}", grammar.param
             ) from error
 
     return compile_grammar

@@ -45,6 +45,7 @@ from nearfar.fallback_server.http.middleware import (
     Targets,
 )
 from nearfar.fallback_server.http.passing import Forwarder, absent
+from nearfar.fallback_server.http.paths import PATHS
 from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.remote.server import NATIVE
@@ -114,7 +115,7 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
-    app.add_middleware(Paths, paths=(*errors.PATHS, *(NATIVE if engine.passes_on else ())))
+    app.add_middleware(Paths, paths=(*PATHS, *(NATIVE if engine.passes_on else ())))
     app.add_middleware(Rests, limits=options.limits)
     app.add_middleware(RequestIds)
     app.add_middleware(Targets)
@@ -123,7 +124,8 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
 
 def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     """Yield the routers of the APIs: OpenAI's and Anthropic's below /v1, Ollama's below /api."""
-    settings, front = (options.limits.json_depth, options.strict_fields), service.engine.passes_on
+    front = service.engine.passes_on
+    settings = (options.limits.json_depth, options.strict_fields, not front)
     passing = Forwarder(service) if front else None
     v1, api = json_router("/v1", *settings, passing=passing), json_router("/api", *settings)
     v2 = json_router("/v2", *settings, passing=passing)

@@ -35,6 +35,7 @@ from nearfar.fallback_server.http.ignoring import ignore, names_of
 from nearfar.fallback_server.http.limits import Admission, AdmittedRequest, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
+from nearfar.fallback_server.http.names import own_names
 from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.times import CallTimes
@@ -266,7 +267,7 @@ class TrackedCall:
                     yield part.data
             self._status, self._outcome = 200, "ok"
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, self.request)
             self._status, self._outcome = problem.status, _outcome(problem)
             yield event(problem.told(self.request.url.path), "error")
         finally:
@@ -291,7 +292,7 @@ class TrackedCall:
             await self._end(GONE, "aborted")
             raise
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, self.request)
             await self._end(problem.status, _outcome(problem))
             return problem.response(self.request.url.path)
 
@@ -352,7 +353,7 @@ class TrackedCall:
         if self._metrics is None:
             self._answered_by(prepared.request.model)
         if prepared.ignored:
-            ignore(prepared.ignored)
+            ignore(own_names(self.request, prepared.ignored))
         return prepared
 
     def _name_ignored(self, header: str) -> None:
@@ -427,7 +428,7 @@ class TrackedCall:
             await self._finish()
             yield last
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, self.request)
             self._status, self._outcome = problem.status, _outcome(problem)
             await self._finish()
             for data in shape.failed(problem):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 from codecs import BOM_UTF8
 from typing import Any
@@ -17,13 +16,13 @@ from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.parameters import SAMPLING
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.edge_runtime.tools.messages import canonical
-from nearfar.edge_runtime.tools.parameters import check_parameters
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.engines.hints import Hint
-from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.errors import JSON, ApiError, no_object
 from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
+from nearfar.fallback_server.http.json_text import parsed
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
     CompletionFields,
@@ -32,10 +31,10 @@ from nearfar.fallback_server.http.schemas import (
     NamedTool,
     Thinking,
 )
+from nearfar.fallback_server.http.words import shown
 from nearfar.format.requests import MAX_GRAMMAR_BYTES, MAX_TOOLS_BYTES
 from nearfar.json_size import json_bytes
 
-_LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
 """Bytes of a body from which on it is parsed in a thread, so that other requests do not wait."""
 
@@ -75,9 +74,12 @@ class JsonRequest(Request):
             )
         body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
-            self.read = _parse(body, self.max_depth)
-            return self.read
-        self.read, made = await asyncio.to_thread(_validated, body, self.max_depth, self.model)
+            self.read = made = parsed(body, self.max_depth)
+        else:
+            self.read, made = await asyncio.to_thread(_validated, body, self.max_depth, self.model)
+        self.state.sent = self.read
+        if self.model is not None and not isinstance(self.read, dict):
+            raise no_object(f"is {shown(self.read)}, not a JSON object", JSON)
         return made
 
 
@@ -85,41 +87,11 @@ def _validated(body: bytes, depth: int, model: type[BaseModel] | None) -> tuple[
     """Return the parsed body, and the body as an instance of `model`, or the data again where it is
     invalid.
     """
-    data = _parse(body, depth)
+    data = parsed(body, depth)
     try:
         return data, data if model is None else model.model_validate(data)
     except ValueError:
         return data, data
-
-
-def _parse(body: bytes, depth: int) -> Any:
-    try:
-        data = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", None, "invalid_json") from error
-    _check_nest(data, depth)
-    return data
-
-
-def _check_nest(data: Any, depth: int) -> None:
-    """Raise ApiError for data that is nested too deeply, or has numbers that JSON cannot represent
-    (1e999).
-    """
-    level = [data]
-    for _ in range(depth + 1):
-        if any(type(item) is float and not math.isfinite(item) for item in level):
-            raise ApiError(400, "the body has a number that is too large", None, "invalid_json")
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-            # token ids, of which a body may have a million, are none of these types
-            if type(child) in _LOOKED_INTO
-        ]
-        if not level:
-            return
-    raise ApiError(400, f"the body is nested more than {depth} levels deep", None, "invalid_json")
 
 
 def chat(body: ChatRequest) -> EngineRequest:
@@ -127,8 +99,6 @@ def chat(body: ChatRequest) -> EngineRequest:
     dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
     _small(tools, "tools", MAX_TOOLS_BYTES)
-    for index, tool in enumerate(tools):
-        check_parameters(f"tools[{index}].function.parameters", tool["function"].get("parameters", {}))
     return EngineRequest(
         messages=tuple(canonical(message) for message in dumped["messages"]),
         tools=tools,

@@ -8,11 +8,13 @@ its length.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +22,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     StringConstraints,
     Tag,
     ValidationError,
@@ -30,8 +33,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from nearfar.edge_runtime.tools.parameters import fits_objects
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
-from nearfar.fallback_server.http.words import IDLE
+from nearfar.fallback_server.http.words import IDLE, KIND, SHOWN, shown
 from nearfar.format.requests import MAX_GRAMMAR_BYTES, MAX_INPUTS, MAX_STOPS
 from nearfar.format.sampling import RANGES
 
@@ -51,6 +55,10 @@ def within(parameter: str) -> Any:
     return Field(None, gt=least, le=most) if above else Field(None, ge=least, le=most)
 
 
+_place: ContextVar[str] = ContextVar("place", default="")
+"""The `place` of the object whose fields are being validated."""
+
+
 class Strict(BaseModel):
     """A record without unknown fields, conversions or NaN. `place`: the path of this kind of object in a
     request.
@@ -59,46 +67,44 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     place: ClassVar[str] = ""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _known_fields(cls, data: Any) -> Any:
+    def _known_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Drop unknown fields where they are ignored or passed on; those that are passed on are not named
         here. Where unknown fields are rejected, count them first: each is a separate error.
         """
         if not isinstance(data, dict):
-            return data
-        if (found := ignored.get()) is not None:
-            known = {field.alias or name for name, field in cls.model_fields.items()}
-            for name in data:
-                if name not in known and not passes_on.get():
-                    found.add(cls.place + name)
-            return {name: value for name, value in data.items() if name in known}
-        if len(data) > len(cls.model_fields) + UNKNOWN:
-            raise ValueError(
-                f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here"
-            )
-        return data
-
-
-def models_at(place: str) -> list[type[Strict]]:
-    """Return the models of the objects at a place of a request, for example "messages."."""
-    return [model for model in _kinds(Strict) if model.place == place]
-
-
-def _kinds(of: type[Strict]) -> Iterator[type[Strict]]:
-    for kind in of.__subclasses__():
-        yield kind
-        yield from _kinds(kind)
+            return handler(data)
+        if (found := ignored.get()) is None:
+            if len(data) > len(cls.model_fields) + UNKNOWN:
+                raise ValueError(
+                    f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here"
+                )
+            return handler(data)
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name in data:
+            if name not in known and not passes_on.get():
+                found.add(cls.place + name)
+        token = _place.set(cls.place)
+        try:
+            return handler({name: value for name, value in data.items() if name in known})
+        finally:
+            _place.reset(token)
 
 
 def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
     try:
         return handler(value)
-    except ValidationError:
+    except ValidationError as error:
         if (found := ignored.get()) is None:
-            raise
+            first = error.errors()[0]
+            if first["type"] != IDLE:
+                raise
+            raise PydanticCustomError(
+                IDLE, "this changes nothing here; {instead}", {"instead": first["ctx"]["instead"]}
+            ) from error
         if not passes_on.get():
-            found.add(str(info.field_name))
+            found.add(f"{_place.get()}{info.field_name}")
         return None
 
 
@@ -199,9 +205,25 @@ def _kind(names: dict[type, str]) -> Callable[[Any], str | None]:
     return kind
 
 
+def by(field: str, missing: str | None = None) -> Discriminator:
+    """Select a union's member by a field of an object. `missing`: the tag of an object without the field.
+
+    The function has the field's name: an error about the tag names the field by it.
+    """
+
+    def tag(value: Any) -> str | None:
+        if not isinstance(value, dict | BaseModel):
+            return None
+        given = value.get(field) if isinstance(value, dict) else getattr(value, field)
+        return missing if given is None else given if isinstance(given, str) else shown(given)
+
+    tag.__name__ = field
+    return Discriminator(tag)
+
+
 def one_of(names: dict[type, str], said: str) -> Discriminator:
     """Select a union's member by a list's first element; an empty list selects the first member."""
-    return Discriminator(_kind(names), custom_error_type="type", custom_error_message=said)
+    return Discriminator(_kind(names), custom_error_type=KIND, custom_error_message=said)
 
 
 def many(most: int, least: int = 0) -> Any:
@@ -229,10 +251,21 @@ def _small(value: Any) -> Any:
     return value
 
 
+def _for_arguments(schema: dict[str, Any]) -> dict[str, Any]:
+    if not fits_objects(schema):
+        raise ValueError(
+            "this must be a schema of type object, because the arguments of a call are an object, not "
+            f"{json.dumps(schema, ensure_ascii=False)[:SHOWN]}"
+        )
+    return schema
+
+
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_small)]
 """A JSON schema: any object, whose size is checked before it is copied."""
+Parameters = Annotated[JsonObject, AfterValidator(_for_arguments)]
+"""The schema of a function's arguments."""
 AnyJson = Annotated[Any, BeforeValidator(_small)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Text = Annotated[str, Tag("str")]

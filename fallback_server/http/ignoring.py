@@ -71,6 +71,11 @@ passes_on: ContextVar[bool] = ContextVar("passes_on", default=False)
 they are rejected, and values that only the upstream can follow.
 """
 
+computes: ContextVar[bool] = ContextVar("computes", default=True)
+"""Whether this server computes the answer to the request that is being validated. Then images, sounds and
+files are rejected; a server behind a front may read them.
+"""
+
 
 def names_of(request: Request) -> Ignored:
     """Return the names that the header of a request's answer will have."""
@@ -84,7 +89,8 @@ def ignore(names: Sequence[str]) -> None:
     found = ignored.get()
     if found is None:
         raise RequestError(
-            f"this model's chat template knows no {names[0]}, so it would change nothing; leave it out",
+            f"{names[0]}: this model's chat template has no variable for it, so it changes nothing; leave it "
+            "out",
             names[0],
         )
     for name in names:

@@ -13,7 +13,14 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
 from nearfar.fallback_server.http import convert, errors
-from nearfar.fallback_server.http.ignoring import HEADER, Ignored, IgnoredFieldLog, ignored, passes_on
+from nearfar.fallback_server.http.ignoring import (
+    HEADER,
+    Ignored,
+    IgnoredFieldLog,
+    computes,
+    ignored,
+    passes_on,
+)
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.passing import Forwarder
 
@@ -22,13 +29,15 @@ class JsonRoute(APIRoute):
     """A route whose body is read as strict JSON, and whose answer names the ignored fields in a header.
 
     `teller` logs ignored fields. `strict`: unknown fields are rejected. `passes_on`: an upstream gets the
-    requests of this route as they were received. `passing` forwards requests of paths that an upstream lists.
+    requests of this route as they were received. `computes`: this server computes the answers. `passing`
+    forwards requests of paths that an upstream lists.
     """
 
     max_depth = ServerLimits.json_depth
     teller = IgnoredFieldLog()
     strict = False
     passes_on = False
+    computes = True
     passing: Forwarder | None = None
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -43,11 +52,13 @@ class JsonRoute(APIRoute):
             made.max_depth, made.model = self.max_depth, model
             found = made.state.ignored = Ignored()
             tokens = passes_on.set(self.passes_on), ignored.set(None if self.strict else found)
+            here = computes.set(self.computes)
             try:
                 response = await handled(made)
             finally:
                 passes_on.reset(tokens[0])
                 ignored.reset(tokens[1])
+                computes.reset(here)
             if found.header:
                 response.headers[HEADER] = found.header
                 self.teller.tell(found, made.headers.get("user-agent", ""))
@@ -75,14 +86,21 @@ def _check(model: TypeAdapter[Any], body: Any) -> None:
 
 
 def json_router(
-    prefix: str, max_depth: int, strict: bool, *, passes_on: bool = False, passing: Forwarder | None = None
+    prefix: str,
+    max_depth: int,
+    strict: bool,
+    computes: bool,
+    *,
+    passes_on: bool = False,
+    passing: Forwarder | None = None,
 ) -> APIRouter:
     """Make a router whose routes ignore unknown fields, reject them (`strict`), or leave them to an upstream
-    (`passes_on`). `passing` forwards requests that a server answers as they are.
+    (`passes_on`). `computes`: this server computes the answers. `passing` forwards requests that a server
+    answers as they are.
     """
     settings = {
         "max_depth": max_depth, "teller": IgnoredFieldLog(), "strict": strict, "passes_on": passes_on,
-        "passing": passing,
+        "computes": computes, "passing": passing,
     }  # fmt: skip
     route = type("LimitedJsonRoute", (JsonRoute,), settings)
     return APIRouter(prefix=prefix, route_class=route, responses=errors.DESCRIBED)

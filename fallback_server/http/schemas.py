@@ -18,9 +18,9 @@ from nearfar.fallback_server.http.fields import (
     AnyJson,
     Bias,
     Inputs,
-    JsonObject,
     Name,
     Only,
+    Parameters,
     Prompts,
     Stops,
     Strict,
@@ -32,7 +32,8 @@ from nearfar.fallback_server.http.fields import (
     within,
 )
 from nearfar.fallback_server.http.forms import MAX_OPTIONS, ResponseFormat, StructuredOutputs
-from nearfar.fallback_server.http.ignoring import passes_on
+from nearfar.fallback_server.http.ignoring import computes, passes_on
+from nearfar.fallback_server.http.words import shown
 from nearfar.fallback_server.tenants import MAX_PRIORITY
 from nearfar.format.requests import (
     MAX_CHOICES,
@@ -46,7 +47,7 @@ from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
 FORM = "use response_format"
-TEXT_ALONE = "only parts of type 'text' are taken"
+NO_MEDIA = "this server reads no images, sounds and files"
 
 
 class CacheControl(Strict):
@@ -75,9 +76,9 @@ class ContentPart(Strict):
     def _text_only(self) -> ContentPart:
         if self.type in TEXTS:
             if getattr(self, self.type) is None:
-                raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
-        elif not passes_on.get():
-            raise ValueError(f"{TEXT_ALONE}, not {self.type!r:.40}; this server fetches no URLs")
+                raise ValueError(f"a part of type '{self.type}' needs the field '{self.type}'")
+        elif computes.get():
+            raise ValueError(f"only parts of type 'text' are taken, not {shown(self.type)}; {NO_MEDIA}")
         return self
 
 
@@ -117,9 +118,11 @@ class Said(Strict):
 
     @model_validator(mode="after")
     def _parts_of_its_role(self) -> Self:
-        parts = self.content if isinstance(self.content, list) and not passes_on.get() else ()
+        parts = self.content if isinstance(self.content, list) and computes.get() else ()
         if wrong := next((part.type for part in parts if part.type not in texts_of(self.role)), None):
-            raise ValueError(f"{TEXT_ALONE} in a message of the role {self.role!r:.40}, not {wrong!r}")
+            raise ValueError(
+                f"a message of the role {shown(self.role)} has parts of type 'text' alone, not '{wrong}'"
+            )
         return self
 
 
@@ -197,7 +200,7 @@ class FunctionSpec(Strict):
     place = "tools.function."
     name: Name
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 

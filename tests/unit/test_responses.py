@@ -20,7 +20,7 @@ from nearfar.edge_runtime.openai.responses.shape import ResponseRecords, TokenCo
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.apis.responses import ResponseRequest
-from nearfar.fallback_server.http.ignoring import Ignored, ignored
+from nearfar.fallback_server.http.ignoring import Ignored, computes, ignored
 from tests import vectors
 from tests.support.tiny import CONFIG
 from tests.unit.test_api import HELLO, make
@@ -41,11 +41,12 @@ async def engine() -> AsyncIterator[AsyncEngine]:
 def test_a_request_becomes_the_same_chat_here_and_in_the_server(case: dict[str, Any]) -> None:
     before = case.get("before", [])
     assert chat_of(checked(case["request"]), before) == case["chat"]
-    token = ignored.set(Ignored())
+    token, passing = ignored.set(Ignored()), computes.set(False)
     try:
         assert chat_of(ResponseRequest.model_validate(case["request"]).given, before) == case["chat"]
     finally:
         ignored.reset(token)
+        computes.reset(passing)
 
 
 @pytest.mark.parametrize("case", REQUESTS["refused"], ids=lambda case: str(case["request"])[:60])

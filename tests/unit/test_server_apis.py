@@ -211,11 +211,11 @@ def test_the_items_of_a_response_come_page_by_page(client: Any, http: httpx.Clie
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,x"}]}]},
-            "messages",
+            "input",
         ),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "zebra"}}}},
-            "response_format",
+            "text.format",
         ),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
     ],
@@ -363,7 +363,7 @@ def test_claude_codes_request_is_taken(http: httpx.Client) -> None:
     }
     made = http.post("/v1/messages?beta=true", json=body, headers={"anthropic-version": "2023-06-01"})
     assert made.status_code == 200, made.text
-    assert made.headers["x-nearfar-ignored"] == "context_management, reasoning_effort, thinking"
+    assert made.headers["x-nearfar-ignored"] == "context_management, output_config.effort, thinking"
     assert "event: message_stop" in made.text
 
 

@@ -114,7 +114,7 @@ def test_a_conversation_is_the_input_and_a_neutral_text_calibrates(
     assert [each.probability for each in same.answers[0].probabilities] == pytest.approx([1 / 3] * 3)
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     picture: list[Any] = [{"role": "user", "content": [image]}]
-    with pytest.raises(openai.BadRequestError, match="text input only"):
+    with pytest.raises(openai.BadRequestError, match="only parts of type 'input_text' are taken"):
         client.decisions.create(model=MODEL, input=picture, questions=ASKED)
 
 

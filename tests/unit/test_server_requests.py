@@ -35,7 +35,7 @@ from nearfar.fallback_server.engines.base import (
 )
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.app import AppOptions, create_app
-from nearfar.fallback_server.http.errors import PATHS
+from nearfar.fallback_server.http.paths import OLLAMA_PATHS, PATHS
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
 
 MODEL = "echo"
@@ -190,7 +190,7 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     text, param = message(
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]
     )
-    assert "fetches no URLs" in text
+    assert "reads no images" in text
     assert param == "messages"
     assert message(n=1000)[1] == "n"
     assert "1000" in message(n=1000)[0]
@@ -200,8 +200,8 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     for name in ("body", "str", "tool", "[2J", "a[b]", "messages[0]"):  # named like types of a place
         assert message(**{name: 1})[0].startswith(f"unknown field {name}"), name
         assert message(**{name: 1})[1] == name
-    for name in ("", "\x1b[2J"):
-        assert message(**{name: 1}) == (f"unknown field {name!a}; leave it out", name)
+    for name, quoted in (("", "''"), ("\x1b[2J", r"'\u001b[2J'")):
+        assert message(**{name: 1}) == (f"unknown field {quoted}; leave it out", name)
     assert "unknown field" in message(messages=[{"role": "user", "content": "a", "str": 1}])[0]
 
 
@@ -210,7 +210,7 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     [
         (
             {"messages": [{"role": "user", "content": "a", "id": "1"}]},
-            "unknown field messages.0.id; leave it out",
+            "unknown field messages.0.id; there are ",
         ),
         (
             {"messages": [{"role": "assistant", "content": "a", "tool_call": []}]},
@@ -260,7 +260,7 @@ def test_a_field_of_another_api_is_not_told_with_one_that_looks_like_it(http: Te
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("prediction", {}, "prediction: this server takes only null here; leave the field out"),
+        ("prediction", {}, "prediction: this changes nothing here; leave the field out"),
         ("functions", [{"name": "f"}], "functions: this server takes only null here; use tools"),
         ("function_call", "auto", "function_call: this server takes only null here; use tool_choice"),
         ("prompt_logprobs", -1, "prompt_logprobs: this must be at least 0, not -1"),
@@ -410,7 +410,8 @@ def test_a_path_that_is_none_is_told_with_the_one_that_is_meant(
     assert answer.status_code == 404
     error = answer.json()["error"]
     told = error if path.startswith("/api/") else error["message"]
-    there = f"this server speaks {', '.join(PATHS[:-1])} and {PATHS[-1]}"
+    known = OLLAMA_PATHS if path.startswith("/api/") else PATHS
+    there = f"this server speaks {', '.join(known[:-1])} and {known[-1]}"
     assert told == f"there is no {path} here: " + (f"did you mean {meant}?" if meant else there)
 
 
@@ -434,4 +435,6 @@ def test_two_tools_of_a_name_are_told_in_one_sentence(http: TestClient) -> None:
 def test_paths_that_may_be_meant_are_those_that_there_are() -> None:
     paths = create_app(EchoEngine()).openapi()["paths"]
     inner = {"/v1/responses/input_tokens", "/v1/messages/count_tokens"}
-    assert set(PATHS) | inner == {path for path in paths if path.startswith("/v1/") and "{" not in path}
+    assert {*PATHS, *OLLAMA_PATHS} | inner == {
+        path for path in paths if path.startswith(("/v1/", "/api/")) and "{" not in path
+    }

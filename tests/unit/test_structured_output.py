@@ -158,7 +158,7 @@ async def test_a_limit_cuts_the_text_and_says_so(engine: AsyncEngine) -> None:
         ({"type": "json_schema", "json_schema": {"name": "p", "schema": {"enum": ["a" * 70000]}}}, "65,536"),
         ({"type": "regex"}, "needs the field 'regex'"),
         ({"type": "regex", "regex": "["}, "unclosed character class"),
-        ({"type": "grammar", "grammar": "root = 1"}, "the ebnf cannot be compiled"),
+        ({"type": "grammar", "grammar": "root = 1"}, "the grammar cannot be compiled"),
     ],
 )
 async def test_what_cannot_be_kept_to_is_refused_by_name(engine: AsyncEngine, form: Any, words: str) -> None:

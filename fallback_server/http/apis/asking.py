@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidatorFunctionWrapHandler
 
 from nearfar.edge_runtime.openai.responses.asking import present
 from nearfar.errors import RequestError
@@ -15,35 +15,47 @@ from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.calls import Service, tenant_of
 from nearfar.fallback_server.http.embedding import embedding
-from nearfar.fallback_server.http.errors import validation
+from nearfar.fallback_server.http.faults import fault_of
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
+from nearfar.fallback_server.http.places import fault_at, moved
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from nearfar.fallback_server.http.words import shown
 
 Record = dict[str, Any]
 
 
-def skip(name: str) -> None:
-    """Leave out a field that this server does not know. The answer's header names it, or a strict server
-    rejects it with ValueError. To be called while a request is validated.
+def skip(name: str, said: str) -> None:
+    """Leave out a value that this server does not know. The answer's header names it (`name`), or a strict
+    server rejects it with ValueError (`said`). To be called while a request is validated.
     """
     if (found := ignored.get()) is not None:
         found.add(name)
     else:
-        raise ValueError(f"{name!r:.80} is not known here; leave it out")
+        raise ValueError(said)
 
 
-def known_of(given: Any, field: str, known: Iterable[str]) -> Any:
-    """Return the list without objects whose `type` is not in `known`; these are skipped by type."""
+def known_of(given: Any, field: str, known: Iterable[str], handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validate the list without objects whose `type` is not in `known`; these are skipped by type. Errors
+    have the indexes of the list that the client sent.
+    """
     if not isinstance(given, list):
-        return given
+        return handler(given)
     kept = []
-    for item in given:
+    for at, item in enumerate(given):
         kind = item.get("type") if isinstance(item, dict) else None
-        if isinstance(kind, str) and kind not in known:
-            skip(f"{field}.{kind}")
-        else:
-            kept.append(item)
-    return kept
+        if not isinstance(kind, str) or kind in known:
+            kept.append(at)
+            continue
+        try:
+            skip(f"{field}.{kind}", f"an entry of type {shown(kind)} is not known here; leave it out")
+        except ValueError as error:
+            raise fault_at(at, str(error), item) from error
+    if len(kept) == len(given):
+        return handler(given)
+    try:
+        return handler([given[at] for at in kept])
+    except ValidationError as error:
+        raise moved(error, kept) from error
 
 
 def as_chat(
@@ -51,15 +63,20 @@ def as_chat(
 ) -> EngineRequest:
     """Make the engine's request for a chat completion with these fields; None means a field is not given.
 
-    Raises RequestError, in terms of the chat completion's fields, where they do not fit together.
+    Raises RequestError, in terms of the chat completion's fields, where they do not fit together: errors.py
+    names the client's own. The places inside of a field are the chat completion's alone, and are left out.
     """
     given = present(**fields)
+    if not given["messages"]:
+        raise RequestError(
+            "messages: there is nothing to answer: send at least one message with text", "messages"
+        )
     token = passes_on.set(service.engine.passes_on)  # images are for an upstream that may read them
     try:
         body = ChatRequest.model_validate({**given, "model": model})
     except ValidationError as error:
-        problem = validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
-        raise RequestError(problem.message, problem.param) from error
+        fault = fault_of(error.errors(), ChatRequest)
+        raise RequestError(fault.outside, fault.param) from error
     finally:
         passes_on.reset(token)
     return asked(service, request, body)

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Field, Tag, ValidatorFunctionWrapHandler, field_validator
 
 from nearfar.edge_runtime.openai.label_odds import Odds, label_odds
-from nearfar.edge_runtime.openai.responses.asking import ITEMS, messages_of, with_one_system
-from nearfar.edge_runtime.tools.messages import TEXTS
+from nearfar.edge_runtime.openai.responses.asking import ITEMS, TEXTS, messages_of, with_one_system
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Question, Scores
 from nearfar.fallback_server.http.apis.asking import Record, known_of
-from nearfar.fallback_server.http.apis.responses import Item, ReferenceItem, items_of
-from nearfar.fallback_server.http.fields import MAX_PARTS, SILENT, Strict, Text, few, many, one_of
+from nearfar.fallback_server.http.apis.responses import Item, ReferenceItem, items_of, parts_of
+from nearfar.fallback_server.http.fields import MAX_PARTS, SILENT, Strict, Text, by, few, many, one_of
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SilentFields, TemplateVariables
+from nearfar.fallback_server.http.words import shown
 from nearfar.format.requests import MAX_LABEL_CHARS, MAX_LABELS
 
 MAX_QUESTIONS = 400
@@ -148,16 +148,11 @@ class Rating(QuestionFields):
         return [each.description for each in self.levels]
 
 
-def _kind(question: Any) -> str | None:
-    given = question.get("type") if isinstance(question, dict) else getattr(question, "type", None)
-    return given if isinstance(given, str) else None
-
-
 AskedQuestion = Annotated[
     Annotated[Predicate, Tag("predicate")]
     | Annotated[ChoiceQuestion, Tag("choice")]
     | Annotated[Rating, Tag("score")],
-    Discriminator(_kind),
+    by("type"),
 ]
 
 
@@ -167,27 +162,32 @@ class DecisionRequest(SilentFields):
     """
 
     model: ModelName = None
-    input: str | Annotated[list[Item], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
+    input: str | Annotated[list[Item], many(MAX_MESSAGES), few(MAX_MESSAGES)]
     questions: Annotated[list[AskedQuestion], many(MAX_QUESTIONS, 1), few(MAX_QUESTIONS)]
     neutral: Annotated[str | None, Field(max_length=MAX_LABEL_CHARS)] = None
     chat_template_kwargs: TemplateVariables | None = None
     prompt_cache_options: Annotated[dict[str, str] | None, Field(max_length=16), few(16), SILENT] = None
 
-    @field_validator("input", mode="before")
+    @field_validator("input", mode="wrap")
     @classmethod
-    def _readable(cls, given: Any) -> Any:
-        return known_of(given, "input", ITEMS)
+    def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "input", ITEMS, handler)
 
 
 def questions_of(body: DecisionRequest, before: Seq[Message]) -> list[Question]:
     """Return what the engine is asked: each question after the input, then each after the neutral text.
     `before`: the input as messages of a chat completion.
     """
-    made = [Question(tuple(each.labels), _asked(before, each.message)) for each in body.questions]
+    made = [_question(each, before, "input", at) for at, each in enumerate(body.questions)]
     if body.neutral is None:
         return made
     neutral = [{"role": "user", "content": body.neutral}]
-    return made + [Question(tuple(each.labels), _asked(neutral, each.message)) for each in body.questions]
+    return made + [_question(each, neutral, "neutral", at) for at, each in enumerate(body.questions)]
+
+
+def _question(asked: QuestionFields, before: Seq[Message], place: str, at: int) -> Question:
+    labels = f"questions.{at}.{'levels' if isinstance(asked, Rating) else 'choices'}"
+    return Question(tuple(asked.labels), _asked(before, asked.message), "", place, labels)
 
 
 def input_messages(body: DecisionRequest) -> list[Record]:
@@ -196,13 +196,12 @@ def input_messages(body: DecisionRequest) -> list[Record]:
     """
     if not isinstance(body.input, str) and any(isinstance(item, ReferenceItem) for item in body.input):
         raise RequestError("decisions refer to no stored items: send the items themselves", "input")
-    messages = with_one_system(messages_of(items_of(body.input)))
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if part.get("type") not in TEXTS:
-                raise RequestError(f"decisions take text input only, not {part.get('type')!a:.40}", "input")
-    return messages
+    for part in parts_of(body.input):
+        if part.type not in (*TEXTS, "refusal"):
+            raise RequestError(
+                f"input: decisions take text alone, not a part of type {shown(part.type)}", "input"
+            )
+    return with_one_system(messages_of(items_of(body.input)))
 
 
 def _asked(before: Seq[Message], question: str) -> tuple[Message, ...]:

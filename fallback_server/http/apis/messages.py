@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.responses.asking import present, with_one_system
 from nearfar.fallback_server.http.apis.asking import Record, known_of
@@ -22,12 +22,14 @@ from nearfar.fallback_server.http.fields import (
     AnyJson,
     JsonObject,
     Name,
+    Parameters,
     Stop,
     Strict,
     few,
     many,
     within,
 )
+from nearfar.fallback_server.http.ignoring import computes
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, CacheControl, ModelName, Thinking, concerning
 from nearfar.format.requests import MAX_STOPS, MAX_TOOLS
 
@@ -55,10 +57,10 @@ class Block(Strict):
     citations: Annotated[Citations | None, SILENT] = None
     cache_control: Annotated[CacheControl | None, SILENT] = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="wrap")
     @classmethod
-    def _readable(cls, given: Any) -> Any:
-        return known_of(given, "messages.content", BLOCKS)
+    def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "messages.content", BLOCKS, handler)
 
     @model_validator(mode="after")
     def _complete(self) -> Block:
@@ -71,11 +73,13 @@ class Block(Strict):
                 raise ValueError(f"a block of type {self.type!r} needs the field {name!r}")
         if self.type == "document":
             raise ValueError("documents are not read here: send their text")
+        if self.type == "image" and computes.get():
+            raise ValueError("only blocks of type 'text' are taken, not 'image'; this server reads no images")
         return self
 
     @property
     def chat(self) -> Record:
-        """The block as a part of a chat message; the chat's own checks reject images."""
+        """The block as a part of a chat message."""
         if self.type == "text":
             return {"type": "text", "text": self.text}
         source = self.source if isinstance(self.source, dict) else {}
@@ -93,10 +97,10 @@ class InputMessage(Strict):
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="wrap")
     @classmethod
-    def _readable(cls, given: Any) -> Any:
-        return known_of(given, "messages.content", BLOCKS)
+    def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "messages.content", BLOCKS, handler)
 
 
 class SystemBlock(Strict):
@@ -116,7 +120,7 @@ class CustomTool(Strict):
     type: Literal["custom"] | None = None
     name: Name
     description: str | None = None
-    input_schema: JsonObject
+    input_schema: Parameters
     strict: bool | None = None
     cache_control: Annotated[CacheControl | None, SILENT] = None
 
@@ -180,10 +184,10 @@ class CountRequest(Strict):
     output_format: OutputFormat | None = None
     cache_control: Annotated[CacheControl | None, SILENT] = None
 
-    @field_validator("tools", mode="before")
+    @field_validator("tools", mode="wrap")
     @classmethod
-    def _runnable(cls, given: Any) -> Any:
-        return known_of(given, "tools", ("custom",))
+    def _runnable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "tools", ("custom",), handler)
 
     @model_validator(mode="after")
     def _one_format(self) -> Self:

@@ -11,7 +11,8 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import FinishReason
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
-from nearfar.fallback_server.http.errors import MESSAGES, Problem
+from nearfar.fallback_server.http.errors import Problem
+from nearfar.fallback_server.http.paths import MESSAGES
 from nearfar.fallback_server.http.shapes import Record
 from nearfar.fallback_server.http.streams import EVENTS, event
 

@@ -20,6 +20,7 @@ from nearfar.fallback_server.http.fields import (
     JsonObject,
     Name,
     Only,
+    Parameters,
     Strict,
     few,
     many,
@@ -34,6 +35,10 @@ KeepAlive = Annotated[Any, STAYS, SILENT]
 """How long a model stays loaded after the request; a negative time means forever."""
 
 
+Loading = Annotated[Any, Only(instead="set it when the server starts"), SILENT]
+"""An option for loading a model."""
+
+
 class Options(SamplingFields):
     """Sampling options under llama.cpp's names. Options for loading a model are set when the server
     starts.
@@ -42,6 +47,12 @@ class Options(SamplingFields):
     place = "options."
     repeat_penalty: float | None = within("repetition_penalty")
     num_predict: int | None = Field(None, ge=-2, le=2**31 - 1)
+    num_ctx: Loading = None
+    num_batch: Loading = None
+    num_gpu: Loading = None
+    main_gpu: Loading = None
+    num_thread: Loading = None
+    use_mmap: Loading = None
 
     @property
     def chat(self) -> Record:
@@ -91,7 +102,7 @@ class OllamaFunction(Strict):
     place = "tools.function."
     name: Name
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: Parameters | None = None
 
 
 class OllamaTool(Strict):
@@ -152,7 +163,7 @@ class GenerateBody(OllamaFields):
         if self.raw and self.system:
             raise concerning("system", "raw: true sends the prompt as it is, without system: leave one out")
         if self.raw and self.think is not None:
-            skip("think")  # a raw prompt has no chat template
+            skip("think", "think changes nothing: a raw prompt has no chat template; leave it out")
         return self
 
     @property

@@ -10,7 +10,8 @@ from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
 from nearfar.edge_runtime.openai.records import FinishReason
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
-from nearfar.fallback_server.http.errors import OLLAMA, Problem
+from nearfar.fallback_server.http.errors import Problem
+from nearfar.fallback_server.http.paths import OLLAMA
 from nearfar.fallback_server.http.shapes import Record
 from nearfar.fallback_server.http.streams import line
 from nearfar.fallback_server.http.times import CallTimes

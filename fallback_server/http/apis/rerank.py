@@ -72,10 +72,11 @@ class RerankRequest(Strict):
         return self.query if isinstance(self.query, str) else self.query.text
 
 
-def question(query: str, document: str, instruction: str | None) -> Question:
-    """Return what the engine is asked about a document."""
+def question(query: str, document: str, instruction: str | None, place: str) -> Question:
+    """Return what the engine is asked about a document. `place`: where the request has the document."""
     said = f"<Instruct>: {instruction or INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
-    return Question((YES, NO), ({"role": "system", "content": JUDGE}, {"role": "user", "content": said}))
+    messages = ({"role": "system", "content": JUDGE}, {"role": "user", "content": said})
+    return Question((YES, NO), messages, place=place)
 
 
 def relevances(scores: Scores) -> list[float]:

@@ -18,7 +18,10 @@ def add(api: APIRouter, service: Service) -> None:
     @api.post("/rerank", response_model=None)
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Order documents by how well they answer a query."""
-        questions = [question(body.asked, text, body.instruction) for text in body.texts]
+        questions = [
+            question(body.asked, text, body.instruction, f"documents.{at}")
+            for at, text in enumerate(body.texts)
+        ]
         wanted = replace(asked(service, request, body.model, questions), template=TEMPLATE)
         return await TrackedCall(service, request, wanted).score(
             lambda found: ranked(body, wanted.model, found)

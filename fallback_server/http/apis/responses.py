@@ -5,11 +5,12 @@ Types of tools and items that this server cannot run or read are skipped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Field, Tag, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from nearfar.edge_runtime.openai.responses.asking import ITEMS, LOGPROBS
+from nearfar.edge_runtime.openai.responses.asking import ITEMS, LOGPROBS, TEXTS
 from nearfar.fallback_server.http.apis.asking import Record, known_of, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
@@ -20,18 +21,22 @@ from nearfar.fallback_server.http.fields import (
     Name,
     Only,
     Strict,
+    by,
     few,
     many,
     within,
 )
+from nearfar.fallback_server.http.ignoring import computes
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
+    NO_MEDIA,
     FunctionSpec,
     ModelName,
     SamplingFields,
     SilentFields,
     TemplateVariables,
 )
+from nearfar.fallback_server.http.words import shown
 from nearfar.format.requests import MAX_TOOLS
 from nearfar.format.sizes import TOP_LOGPROBS
 
@@ -51,6 +56,16 @@ class InputPart(Strict):
     filename: Annotated[Any, PASSED] = None
     input_audio: Annotated[Any, PASSED] = None
 
+    @model_validator(mode="after")
+    def _text_only(self) -> InputPart:
+        if self.type in TEXTS or self.type == "refusal":
+            name = "refusal" if self.type == "refusal" else "text"
+            if getattr(self, name) is None:
+                raise ValueError(f"a part of type '{self.type}' needs the field '{name}'")
+        elif computes.get():
+            raise ValueError(f"only parts of type 'input_text' are taken, not {shown(self.type)}; {NO_MEDIA}")
+        return self
+
 
 Parts = Annotated[list[InputPart], many(MAX_PARTS), few(MAX_PARTS)]
 
@@ -64,6 +79,13 @@ class MessageItem(Strict):
     content: str | Parts
     id: Annotated[str | None, SILENT] = None
     status: Annotated[str | None, SILENT] = None
+
+    @model_validator(mode="after")
+    def _only_the_model_refuses(self) -> MessageItem:
+        parts = () if isinstance(self.content, str) or self.role == "assistant" else self.content
+        if any(part.type == "refusal" for part in parts):
+            raise ValueError(f"a message of the role '{self.role}' has no parts of type 'refusal'")
+        return self
 
 
 class CallItem(Strict):
@@ -110,18 +132,13 @@ class ReferenceItem(Strict):
     id: Annotated[str, Field(max_length=128)]
 
 
-def _kind(item: Any) -> str | None:
-    given = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return given if isinstance(given, str) else "message"
-
-
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[ReferenceItem, Tag("item_reference")],
-    Discriminator(_kind),
+    by("type", missing="message"),
 ]
 
 
@@ -141,10 +158,10 @@ class NamespaceTool(Strict):
     description: str | None = None
     tools: Annotated[list[FunctionTool], many(MAX_TOOLS), few(MAX_TOOLS)]
 
-    @field_validator("tools", mode="before")
+    @field_validator("tools", mode="wrap")
     @classmethod
-    def _functions(cls, given: Any) -> Any:
-        return known_of(given, "tools.tools", ("function",))
+    def _functions(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "tools.tools", ("function",), handler)
 
 
 ToolItem = Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")]
@@ -167,10 +184,10 @@ class AllowedTools(Strict):
     mode: Literal["auto", "required"]
     tools: Annotated[list[ResponseToolName], many(MAX_TOOLS), few(MAX_TOOLS)]
 
-    @field_validator("tools", mode="before")
+    @field_validator("tools", mode="wrap")
     @classmethod
-    def _functions(cls, given: Any) -> Any:
-        return known_of(given, "tool_choice.tools", ("function",))
+    def _functions(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "tool_choice.tools", ("function",), handler)
 
 
 ToolChoiceItem = Annotated[ResponseToolName | AllowedTools, Field(discriminator="type")]
@@ -240,22 +257,22 @@ class ResponseRequest(SamplingFields, SilentFields):
     truncation: Annotated[Any, Only(("disabled",))] = None
     max_tool_calls: Annotated[int | None, SILENT] = None
 
-    @field_validator("input", mode="before")
+    @field_validator("input", mode="wrap")
     @classmethod
-    def _readable(cls, given: Any) -> Any:
-        return known_of(given, "input", ITEMS)
+    def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "input", ITEMS, handler)
 
-    @field_validator("tools", mode="before")
+    @field_validator("tools", mode="wrap")
     @classmethod
-    def _runnable(cls, given: Any) -> Any:
-        return known_of(given, "tools", ("function", "namespace"))
+    def _runnable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return known_of(given, "tools", ("function", "namespace"), handler)
 
     @field_validator("include")
     @classmethod
     def _included(cls, given: list[str] | None) -> list[str] | None:
         for name in given or ():
             if name != LOGPROBS:
-                skip(f"include.{name}")
+                skip(f"include.{name}", f"{shown(name)} is not known here; leave it out")
         return given
 
     @property
@@ -269,3 +286,14 @@ def items_of(given: str | list[Any] | None) -> str | list[Record] | None:
     if given is None or isinstance(given, str):
         return given
     return [item.model_dump(exclude_none=True) for item in given]
+
+
+def parts_of(given: str | list[Any]) -> list[InputPart]:
+    """Return the parts of all items."""
+    contents = [] if isinstance(given, str) else [_contents(item) for item in given]
+    return [part for content in contents for part in content]
+
+
+def _contents(item: Any) -> Sequence[InputPart]:
+    held = getattr(item, "content", None) or getattr(item, "output", None) or ()
+    return () if isinstance(held, str) else held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from nearfar.edge_runtime.openai.responses.asking import chat_of
 from nearfar.edge_runtime.openai.responses.kept import KeptResponse, KeptResponses
@@ -17,6 +18,15 @@ from nearfar.fallback_server.http.apis.responses_shape import ResponseShape
 from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.streams import streaming
+
+
+class ResponseName(StringConvertor):
+    """The id of a response in a path: any name but those of OpenAI's own paths below /v1/responses."""
+
+    regex = r"(?!(?:compact|input_tokens)(?:/|$))[^/]+"
+
+
+register_url_convertor("response", ResponseName())
 
 
 def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
@@ -46,7 +56,7 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
 
         return await TrackedCall(service, request, wanted).count(told)
 
-    @api.get("/responses/{name}", response_model=None)
+    @api.get("/responses/{name:response}", response_model=None)
     async def retrieve(name: str, request: Request) -> Record:
         """Return a stored response. Raises RequestError for `stream`: events are not stored."""
         if (stream := request.query_params.get("stream", "false")) != "false":
@@ -58,14 +68,14 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
             )
         return _found(kept, request, name).record
 
-    @api.delete("/responses/{name}", response_model=None)
+    @api.delete("/responses/{name:response}", response_model=None)
     async def delete(name: str, request: Request) -> Record:
         """Remove a stored response."""
         _found(kept, request, name)
         _store(kept).remove(tenant_of(request).name, name)
         return {"id": name, "object": "response", "deleted": True}
 
-    @api.get("/responses/{name}/input_items", response_model=None)
+    @api.get("/responses/{name:response}/input_items", response_model=None)
     async def input_items(name: str, request: Request) -> Record:
         """List the items that a stored response answered, page by page, the newest first."""
         return page_of(_found(kept, request, name).items, request.query_params)

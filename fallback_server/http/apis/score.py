@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Sequence as Seq
 from typing import Annotated
 
 from pydantic import Field, Tag, model_validator
@@ -25,8 +26,8 @@ Query = Annotated[
     Text | Annotated[Tokens, Tag("list[int]")], one_of({int: "list[int]"}, "a string or token ids")
 ]
 Items = Annotated[
-    Annotated[list[str], many(MAX_ITEMS), few(MAX_ITEMS), Tag("list[str]")]
-    | Annotated[list[Tokens], many(MAX_ITEMS), few(MAX_ITEMS), Tag("list[list]")],
+    Annotated[list[str], many(MAX_ITEMS, 1), few(MAX_ITEMS), Tag("list[str]")]
+    | Annotated[list[Tokens], many(MAX_ITEMS, 1), few(MAX_ITEMS), Tag("list[list]")],
     one_of(
         {str: "list[str]", list: "list[list]"}, "this must be a list of strings, or of lists of token ids"
     ),
@@ -97,8 +98,6 @@ class ScoreBody(Strict):
         labels = self.labels or self.label_token_ids or []
         if len(set(labels)) < len(labels):
             raise ValueError("each label must differ from the others")
-        if not self.items:
-            raise ValueError("items must be at least one")
         return self
 
     def _pairs_fit(self, given: list[list[str]]) -> ScoreBody:
@@ -121,13 +120,19 @@ class ScoreBody(Strict):
 def questions_of(body: ScoreBody) -> list[Question]:
     """Return what the engine is asked, an item or a pair each."""
     if (pairs := body.pairs) is not None:
-        return [question(one, other, None) for one, other in pairs]
+        second = "text_2" if body.text_2 is not None else "documents"
+        return [question(one, other, None, f"{second}.{at}") for at, (one, other) in enumerate(pairs)]
     labels: tuple[Prompt, ...] = (
         tuple(body.labels)
         if body.labels is not None
         else tuple((token,) for token in body.label_token_ids or ())
     )
-    return [Question(labels, prompt=_joined(body, item)) for item in body.items or ()]
+    named = "labels" if body.labels is not None else "label_token_ids"
+    items: Seq[str | list[int]] = body.items or ()
+    return [
+        Question(labels, prompt=_joined(body, item), place=f"items.{at}", labels_place=named)
+        for at, item in enumerate(items)
+    ]
 
 
 def _joined(body: ScoreBody, item: str | list[int]) -> Prompt:
