@@ -37,8 +37,9 @@ from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray
 from nearfar.fallback_server.ray_engine.options import RayOptions
-from nearfar.hosts import answered_hosts, is_local
+from nearfar.hosts import answered_hosts, check_origin, is_local
 from nearfar.interruptible import CTRL_C
+from nearfar.remote.server import root_of
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ LOOK = 0.01
 """Seconds between two checks while waiting for the start or the drain."""
 GRACE = 2.0
 """Seconds after the drain for streams to send their last event."""
+WELCOMED = 8
+"""Most names of models in the line that says that the server is ready."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end the server."""
 
@@ -85,8 +88,12 @@ class DrainingServer(uvicorn.Server):
     Requests that remain then get an error event, not a cut connection.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: float, keys: KeyStore | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: float, keys: KeyStore | None, waits: str = "loading the model"
+    ) -> None:
+        """`waits`: what the server does before it is ready, for the log."""
         super().__init__(config)
+        self._waits = waits
         self._service: Service | None = None
         self._drain, self._keys = drain, keys
         self.ended_by: int | None = None
@@ -118,7 +125,7 @@ class DrainingServer(uvicorn.Server):
         finally:
             told.removeFilter(keep)
         if self.started:
-            log.info("listening at %s; the model is loaded now", self._url())
+            log.info("listening at %s; %s …", self._url(), self._waits)
 
     def ready(self, service: Service) -> None:
         """Take the loaded engine: requests are answered from now on, and the engine is drained at the end."""
@@ -212,9 +219,16 @@ def serve(models: tuple[str, ...], options: ServeOptions, tell: Tell | None = No
     """Serve until SIGTERM or Ctrl-C. `tell` receives what the server waits for before it is ready."""
     keys = check_access(options)
     set_up(options.log_format, options.log_level)
-    front = options.ray is None and options.engine in ("auto", "upstream") and is_url(models)
+    front = is_front(models, options)
+    for address in models if front else ():
+        root_of(address)
     with asyncio.Runner(loop_factory=_fast_loop() if front else None) as runner:
         runner.run(_main(models, options, keys, tell))
+
+
+def is_front(models: tuple[str, ...], options: ServeOptions) -> bool:
+    """Whether the server stands in front of other servers."""
+    return options.ray is None and options.engine in ("auto", "upstream") and is_url(models)
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -241,6 +255,8 @@ def check_access(options: ServeOptions) -> KeyStore | None:
         raise RequestError("--limits-store counts for keys: give --keys FILE", "limits_store")
     if (options.tls_cert is None) != (options.tls_key is None):
         raise RequestError("--tls-cert and --tls-key belong together", "tls_cert")
+    for origin in options.cors:
+        check_origin(origin)
     return keys
 
 
@@ -280,7 +296,10 @@ async def _run(
     """
     hosts = answered_hosts(options.host, options.hosts)
     opening = OpeningApp(hosts, tell)
-    server = DrainingServer(_configured(opening, options), options.drain, keys)
+    waits = (
+        "asking the upstream servers for their models" if is_front(models, options) else "loading the model"
+    )
+    server = DrainingServer(_configured(opening, options), options.drain, keys, waits)
     serving = asyncio.create_task(server.serve())
     engine = None
     try:
@@ -364,10 +383,15 @@ async def _open(models: tuple[str, ...], options: ServeOptions, tell: Tell) -> S
 
 
 def _welcome(url: str, engine: ServerEngine, keyed: bool) -> str:
-    model = next((info.id for info in engine.models()), "MODEL")
+    names = [info.id for info in engine.models()]
+    model = next(iter(names), "MODEL")
+    rest = f" and {len(names) - WELCOMED} more (/v1/models)" if len(names) > WELCOMED else ""
+    said = f"nearfar serves {', '.join(names[:WELCOMED])}{rest} at {url}"
+    if not names:
+        said = f"nearfar answers at {url} as soon as an upstream server lists a model"
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return (
-        f"nearfar serves {model if engine.models() else 'no model yet'} at {url}  (Ctrl-C ends)\n"
+        f"{said}  (Ctrl-C ends)\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )

@@ -8,6 +8,8 @@ from typing import Literal
 
 HALF = 16
 """Bits of a float16."""
+OF_KQUANTS = 256
+"""The inputs of a superblock in llama.cpp's k-quants."""
 Table = Literal["iq4"]
 """The name of a table of codes' values."""
 TABLES: Mapping[Table, tuple[int, ...]] = {
@@ -44,12 +46,19 @@ class Scales:
     @property
     def label(self) -> str:
         """The suffix of a scheme's name in kernels' names: nothing for float16 pairs, `s` for scales alone,
-        such as `k6` for integers without offsets, and `k6o` for integers with offsets; then the table's name.
+        such as `k6` for integers without offsets, and `k6o` for integers with offsets; `k6ox448` where
+        superblocks do not have 256 inputs; then the table's name.
         """
         named = self.table or ""
         if not self.superblock:
             return named if self.offsets else "s" + named
-        return f"k{self.bits}" + "o" * self.offsets + named
+        of = "" if self.superblock == OF_KQUANTS else f"x{self.superblock}"
+        return f"k{self.bits}" + "o" * self.offsets + of + named
+
+    @property
+    def form(self) -> Scales:
+        """The way with superblocks of 256, whatever their length is: targets store all lengths or none."""
+        return replace(self, superblock=OF_KQUANTS) if self.superblock else self
 
     @property
     def words(self) -> str:
@@ -96,16 +105,17 @@ SYMMETRIC = Scales(offsets=False)
 ONE_LEVEL = (PAIRS, SYMMETRIC)
 """The ways without superblocks."""
 OF_GGUF = {
-    "Q2_K": Scales(4, True, 256), "Q3_K": Scales(6, False, 256), "Q4_K": Scales(6, True, 256),
-    "Q5_K": Scales(6, True, 256), "Q6_K": Scales(8, False, 256),
+    "Q2_K": Scales(4, True, OF_KQUANTS), "Q3_K": Scales(6, False, OF_KQUANTS),
+    "Q4_K": Scales(6, True, OF_KQUANTS), "Q5_K": Scales(6, True, OF_KQUANTS),
+    "Q6_K": Scales(8, False, OF_KQUANTS),
 }  # fmt: skip
 """Two levels, by the names of GGUF's types."""
 LINEAR = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()))
 """All ways of storing scales of codes without a table."""
-IQ4 = {"IQ4_NL": Scales(offsets=False, table="iq4"), "IQ4_XS": Scales(6, False, 256, "iq4")}
+IQ4 = {"IQ4_NL": Scales(offsets=False, table="iq4"), "IQ4_XS": Scales(6, False, OF_KQUANTS, "iq4")}
 """The ways with a table, by the names of GGUF's types."""
 ALL = (*LINEAR, *IQ4.values())
-"""All ways."""
+"""All ways, each with superblocks of one length (Scales.form)."""
 
 
 def matrix_bytes(n: int, k: int, bits: int, group: int, scales: Scales = PAIRS) -> int:

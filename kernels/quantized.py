@@ -119,7 +119,7 @@ class StorableMatrices:
         if matrix.pieces:
             apart = self.apart(piece.scales for piece in matrix.pieces)
             return apart and all(map(self.holds, matrix.pieces))
-        return not matrix.quantized or (matrix.group in self.groups and matrix.scales in self.scales)
+        return not matrix.quantized or (matrix.group in self.groups and matrix.scales.form in self.scales)
 
 
 def values_of(codes: npt.NDArray[np.uint8], scales: Scales) -> npt.NDArray[Any]:

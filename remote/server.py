@@ -55,6 +55,11 @@ PATHS = (
     *(path.removeprefix("/v1").removeprefix("/v2") for path in NATIVE),
 )  # fmt: skip
 """The only paths that are ever requested."""
+_CALLED = (
+    *(path for path in PATHS if path.startswith(("/v1/", "/v2/"))), "/chat/completions", "/completions",
+    "/embeddings", "/api/chat", "/api/generate", "/api/tags",
+)  # fmt: skip
+"""Ends of addresses that are not those of servers, longer ones first where one is the end of another."""
 Heard = Callable[[Mapping[str, str]], object]
 Paths = Mapping[str, ServerPath]
 """Paths of NATIVE that a server lists, each with its place on that server."""
@@ -109,7 +114,9 @@ def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClien
 
 
 def root_of(url: str) -> str:
-    """Return an address without /v1. Raises RequestError for an invalid one."""
+    """Return an address without /v1. Raises RequestError for an invalid one, and for that of a path that is
+    called below it.
+    """
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -118,7 +125,14 @@ def root_of(url: str) -> str:
         raise RequestError(
             f"the address must begin with http:// or https:// and name a host, not {url!r}", "url"
         )
-    return url.rstrip("/").removesuffix("/v1")
+    root = url.rstrip("/").removesuffix("/v1")
+    if path := next((path for path in _CALLED if root.endswith(path)), ""):
+        whole = str(parsed.copy_with(userinfo=b"")).rstrip("/")
+        raise RequestError(
+            f"{whole} is the address of one path: give the server's own address, {whole.removesuffix(path)}",
+            "url",
+        )
+    return root
 
 
 class Server:

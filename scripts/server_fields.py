@@ -85,7 +85,7 @@ class Row:
         return self.place + self.name
 
 
-def row(place: str, name: str, field: FieldInfo) -> Row:
+def row_of(place: str, name: str, field: FieldInfo) -> Row:
     """Return the row of a field of a request model."""
     name, marks = field.alias or name, field.metadata
     if any(one is SILENT for one in marks):
@@ -99,21 +99,30 @@ def row(place: str, name: str, field: FieldInfo) -> Row:
 
 def rows(model: type[Strict]) -> list[Row]:
     """Return the rows of a request and of all objects in it, each once."""
-    return list(dict.fromkeys(_rows(model, set())))
+    return list(
+        dict.fromkeys(
+            row_of(each.place, name, field)
+            for each in models_of(model)
+            for name, field in each.model_fields.items()
+        )
+    )
 
 
-def _rows(model: type[Strict], met: set[type[Strict]]) -> Iterator[Row]:
-    if model in met:
-        return
-    met.add(model)
-    inner: list[type[Strict]] = []
-    for name, field in model.model_fields.items():
-        made = row(model.place, name, field)
-        yield made
-        if made.kind is not FieldClass.IGNORED:
-            inner += _models_in(field.annotation)
-    for each in inner:
-        yield from _rows(each, met)
+def models_of(model: type[Strict]) -> list[type[Strict]]:
+    """Return the models of a request and of the objects in it that are not ignored as a whole, each once."""
+    found: list[type[Strict]] = []
+
+    def take(kind: type[Strict]) -> None:
+        if kind in found:
+            return
+        found.append(kind)
+        for name, field in kind.model_fields.items():
+            if row_of(kind.place, name, field).kind is not FieldClass.IGNORED:
+                for inner in _models_in(field.annotation):
+                    take(inner)
+
+    take(model)
+    return found
 
 
 def _models_in(kind: Any) -> Iterator[type[Strict]]:

@@ -101,8 +101,14 @@ class TextCodec:
         """The tokens of a raw prompt, with the special tokens that the tokenizer adds. An empty prompt is
         just BOS.
         """
-        tokens = self._encode(text, True)
+        tokens = self.encode_text(text)
         return tokens if tokens or self._bos is None else [self._bos]
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text, with the special tokens that the tokenizer adds; an empty text may have
+        none.
+        """
+        return self._encode(text, True)
 
     def encode_chat(self, messages: Seq[Mapping[str, Any]], *, continue_last: bool = False) -> list[int]:
         """The tokens of a conversation up to the place where the answer begins, or continues

@@ -65,6 +65,10 @@ class EngineRequest:
     begin_answer: bool = True
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
+    most_tokens: int | None = None
+    """For a request that only asks for the tokens of its prompt: how many tokens the client can take; 0 if it
+    wants their number alone. The prompt may then be empty, or longer than the context.
+    """
     passed: bool = False
     """Whether the client takes the events of `body`'s API as an upstream sends them."""
 
@@ -125,6 +129,11 @@ class Prepared:
     """Fields of the request without effect: hints that the chat template does not follow."""
     beginning: str = ""
     labels: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `prompt_tokens` is an estimate, because the tokenizer is elsewhere."""
+        return not self.prompts
 
 
 class Answers(Protocol):

@@ -130,6 +130,9 @@ class LocalEngine:
         """Render, tokenize and check a request."""
         if request.questions:
             return await self._questions.prepare(request)
+        if request.most_tokens is not None:
+            return await self._measured(request, request.most_tokens)
+        self._check_stops(request)
         prompts, tail, ignored = await self._prompts(request)
         context = self.backend.info.context_length
         longest = max(len(prompt) for prompt in prompts)
@@ -281,11 +284,36 @@ class LocalEngine:
         if not request.chat:
             param = "prompt" if request.pooling is None else "input"
             return tuple([await self._tokens(prompt, param) for prompt in request.prompts]), "", ()
-        job, ignored = self.chat_job(request)
-        answer = await self.text.run({**job, "most": self.backend.info.context_length})
+        answer, ignored = await self._rendered(request, self.backend.info.context_length)
         if not answer["tokens"]:
             raise RequestError("the chat template makes an empty prompt of these messages", "messages")
         return (counted(answer["tokens"]),), answer["tail"], ignored
+
+    async def _rendered(self, request: EngineRequest, most: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return what a text process makes of a conversation, and the hints that the template ignores."""
+        job, ignored = self.chat_job(request)
+        return await self.text.run({**job, "most": most}), ignored
+
+    async def _measured(self, request: EngineRequest, most: int) -> Prepared:
+        """Return the tokens of a prompt for a request that asks for nothing else, or their number alone where
+        `most` is 0. Raises RequestError for more tokens than `most`.
+        """
+        param, ignored = "prompt", tuple[str, ...]()
+        if request.chat:
+            param = "messages"
+            answer, ignored = await self._rendered(request, most)
+        else:
+            (text,) = request.prompts
+            answer = await self.text.run({"op": "measure", "text": text, "most": most})
+        tokens = answer["tokens"]
+        if not isinstance(tokens, list):
+            if most:
+                raise RequestError(
+                    f"{param} has {tokens:,} tokens, and an answer lists {most:,} at most: send less text",
+                    param,
+                )
+            return Prepared(request, (), tokens, ignored=ignored)
+        return Prepared(request, (tuple(tokens),), len(tokens), ignored=ignored)
 
     def chat_job(self, request: EngineRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the job for a text process, and the hints that the chat template does not follow."""
@@ -324,6 +352,16 @@ class LocalEngine:
                     f"token id {prompt[wrong]} is outside the vocabulary of {vocab} tokens", param
                 )
         return prompt
+
+    def _check_stops(self, request: EngineRequest) -> None:
+        """Raise RequestError for a token at which an answer can never stop."""
+        vocab = self.backend.info.vocab_size
+        if (wrong := outside(request.stop_token_ids, vocab)) is not None:
+            token = request.stop_token_ids[wrong]
+            raise RequestError(
+                f"stop_token_ids: token id {token} is outside the vocabulary of {vocab} tokens",
+                "stop_token_ids",
+            )
 
     def _check_input(self, longest: int) -> None:
         context = self.backend.info.context_length

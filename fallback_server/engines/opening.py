@@ -91,7 +91,7 @@ async def open_engine(
     if kind not in KINDS:
         raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
     kind = guess(models, options.vllm.command) if kind == "auto" else kind
-    check_program(kind, options)
+    check_options(kind, options)
     if kind == "upstream":
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
@@ -159,12 +159,44 @@ async def open_backend(source: TextSource, options: EngineOptions, tell: Tell | 
     """Load an artifact, or a checkpoint with PyTorch, as a token backend."""
     if isinstance(source, ArtifactSource):
         return await _artifact(source, options, tell)
-    check_program("torch", options)
+    check_options("torch", options)
     return await _torch(source.directory, options)
 
 
-def check_program(kind: EngineKind, options: EngineOptions) -> None:
-    """Raise RequestError where options belong to another kind of engine."""
+def check_options(kind: EngineKind, options: EngineOptions) -> None:
+    """Raise RequestError where options belong to another kind of engine. "auto": a kind that is not known
+    yet, but computes here.
+    """
+    if kind != "upstream":
+        _check_upstream(kind, options.upstream)
+    elif options.names and options.upstream.auto is not None:
+        raise RequestError(
+            f"--name {options.names[0]} serves one model, and --auto stands for two: leave out one of these "
+            "options",
+            "names",
+        )
+    if kind != "auto":
+        _check_program(kind, options)
+
+
+def _check_upstream(kind: EngineKind, given: UpstreamOptions) -> None:
+    """Raise RequestError for the first option that changes nothing without other servers."""
+    default, said = UpstreamOptions(), "is not given other servers" if kind == "auto" else f"is {kind}"
+    for name, option, what in (
+        ("auto", "--auto", "chooses between models of other servers"),
+        ("continues", "--upstream-continues", "says what other servers support"),
+        ("salts", "--no-upstream-salts", "says what other servers reject"),
+        ("priorities", "--upstream-priorities", "says what other servers take"),
+    ):
+        if getattr(given, name) != getattr(default, name):
+            raise RequestError(
+                f"{option} {what}, but the engine {said}: leave it out, or give the addresses of servers "
+                "(nearfar serve http://…)",
+                name,
+            )
+
+
+def _check_program(kind: EngineKind, options: EngineOptions) -> None:
     if options.program is not None and kind != "artifact":
         raise RequestError(
             f"program (--program) names one of an artifact's, but the engine is {kind}: leave it out, or "

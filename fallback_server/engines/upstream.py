@@ -113,6 +113,7 @@ class UpstreamEngine:
         self.counts: dict[str, RelayFigures] = {}
         """Figures by model."""
         self._names, self._named = tuple(names), ""
+        self._unlisted: tuple[str, ...] = ()
         self._live: dict[str, Relay] = {}
         self._checking: asyncio.Task[bool] | None = None
         self._prober = asyncio.create_task(self._list_always())
@@ -155,7 +156,11 @@ class UpstreamEngine:
         return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
-        """Return the model that answers a request to "auto". Raises EngineError where neither can."""
+        """Return the model that answers a request to "auto". Raises EngineError where neither can. Which one
+        counts the tokens of a prompt makes no difference: the number is an estimate.
+        """
+        if request.most_tokens is not None:
+            return auto.small
         path = CHAT if request.chat else COMPLETIONS
         standings = [self._standing(name, path, request.tenant) for name in auto.models]
         large = await beside(lambda: auto.choose(request, tokens, *standings), prompt_size(request))
@@ -297,12 +302,29 @@ class UpstreamEngine:
         if self._names and not self._named and any(found):
             self._named = self.book.models()[0].id
             log.info("%s is the upstream's %s", ", ".join(self._names), self._named)
+        self._look_for_auto()
         for address in addresses:
             if self._named and address.models and all(model.id != self._named for model in address.models):
                 log.warning(
                     "upstream %s does not serve %s and gets no requests", address.server.name, self._named
                 )
         return any(found)
+
+    def _look_for_auto(self) -> None:
+        """Log which models of `auto` no server lists, whenever that has changed."""
+        auto, listed = self.options.auto, [model.id for model in self.book.models()]
+        if auto is None or not listed:
+            return
+        unlisted = tuple(name for name in auto.models if name not in listed)
+        if unlisted and unlisted != self._unlisted:
+            rest = [name for name in auto.models if name in listed]
+            log.warning(
+                "--auto names %s, which no upstream server lists: %s; they list %s",
+                " and ".join(unlisted),
+                f"{rest[0]} answers all requests to auto" if rest else "there is no model auto",
+                ", ".join(listed),
+            )
+        self._unlisted = unlisted
 
     async def _list_always(self) -> None:
         """Query the addresses repeatedly, so that new and lost servers are noticed before a request meets

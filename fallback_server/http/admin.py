@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -51,13 +50,12 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
     @api.get("/requests", response_model=None)
     async def requests() -> dict[str, Any]:
         """List the requests under way."""
-        now = time.monotonic()
         found = [
             {
                 "id": call.name,
                 "request_id": call.request.state.request_id,
                 "key": call.wanted.tenant.name,
-                "seconds": round(now - call.started, 3),
+                "seconds": round(call.times.total, 3),
                 "prompt_tokens": call.usage.prompt,
                 "completion_tokens": call.usage.completion,
             }

@@ -33,6 +33,7 @@ from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.middleware import (
+    ID_HEADERS,
     Authentication,
     Door,
     HeadRequests,
@@ -109,7 +110,7 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
             allow_headers=["*"],
             # A named origin may call this machine from a public page, too.
             allow_private_network=True,
-            expose_headers=["x-request-id", "retry-after", HEADER],
+            expose_headers=[*ID_HEADERS, "retry-after", HEADER],
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)

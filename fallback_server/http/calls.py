@@ -37,12 +37,18 @@ from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
+from nearfar.fallback_server.http.times import CallTimes
 from nearfar.fallback_server.http.tracing import Tracer, TraceSpan
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 from nearfar.remote.chunks import Passed
 
 TOKEN_BYTES = 200
 """Bytes of a whole answer of an upstream that count as one token under way."""
+CHOSEN = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages",
+    "/v1/messages/count_tokens", "/api/chat", "/api/generate",
+)  # fmt: skip
+"""Paths whose requests may name `auto`: a model is chosen by what they ask."""
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
 
@@ -92,6 +98,21 @@ class Service:
             raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
         return found
 
+    def single(self, info: ModelInfo, path: str, tenant: Tenant) -> ModelInfo:
+        """Return a model that a path can take. Raises ApiError where a path needs one model and the name
+        stands for several.
+        """
+        if not info.stands_for or path in CHOSEN:
+            return info
+        models = ", ".join(model for model in info.stands_for if tenant.allows(model))
+        raise ApiError(
+            400,
+            f"{info.id!r} is chosen for chats and completions only; for {path} name one of these models: "
+            f"{models}",
+            "model",
+            "model_not_single",
+        )
+
     def named(self, model: str | None, tenant: Tenant) -> str:
         """Return the requested model; for a request without one, the only model that its tenant may use.
         Names of an engine that computes here are names of one model. Raises ApiError where several models
@@ -120,9 +141,9 @@ def _ticket_of(request: Request) -> AdmittedRequest:
     return ticket
 
 
-def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
+def _requested(service: Service, wanted: EngineRequest, path: str) -> ModelInfo:
     """Return the requested model. Raises an error for a model that does not exist or is not for this key
-    (which looks the same), or for more urgency than the key may request.
+    (which looks the same) or for this path, or for more urgency than the key may request.
     """
     tenant, model = wanted.tenant, wanted.model
     if not service.engine.models():
@@ -142,7 +163,7 @@ def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
             "priority",
             "priority",
         )
-    return found
+    return service.single(found, path, tenant)
 
 
 class TrackedCall:
@@ -154,7 +175,7 @@ class TrackedCall:
 
     def __init__(self, service: Service, request: Request, wanted: EngineRequest) -> None:
         self.service, self.request, self.wanted = service, request, wanted
-        self.started = time.monotonic()
+        self.times = CallTimes()
         self._ticket = _ticket_of(request)
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
@@ -163,7 +184,6 @@ class TrackedCall:
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
-        self._submitted = self._begun = self._last = 0.0  # times of the submission and of tokens
         self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
         self._known_as = ""  # the id that an upstream gave the answer
@@ -199,10 +219,13 @@ class TrackedCall:
 
         return await self._run(lambda: self._at_once(scored()))
 
-    async def count(self, record: Callable[[Prepared], Awaitable[dict[str, object]]]) -> Response:
-        """Answer with the prompt's tokens; `record` makes the answer. Nothing is computed, so this costs no
-        tokens.
+    async def count(
+        self, record: Callable[[Prepared], Awaitable[dict[str, object]]], most: int = 0
+    ) -> Response:
+        """Answer with the prompt's tokens, at most `most`, or with their number alone; `record` makes the
+        answer. Nothing is computed, so this costs no tokens.
         """
+        self.wanted = replace(self.wanted, most_tokens=most)
 
         async def counted() -> Response:
             prepared = await self._tokens()
@@ -254,7 +277,7 @@ class TrackedCall:
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         """Admit the call and answer it; end it here unless a stream ends it later."""
         try:
-            self._listed = _requested(self.service, self.wanted)
+            self._listed = _requested(self.service, self.wanted, self.request.url.path)
             if not self._listed.stands_for:
                 self._metrics = self.service.metrics.of(self.wanted.model)
             if self.service.draining:
@@ -363,7 +386,7 @@ class TrackedCall:
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare and submit the request, and observe its pieces."""
         prepared = await self._prepare()
-        self._submitted = time.monotonic()
+        self.times.submitted = time.monotonic()
         answers = self._answers = await self.service.engine.submit(prepared)
         begun = False
         async with aclosing(answers.pieces()) as pieces:
@@ -416,18 +439,18 @@ class TrackedCall:
         await self._end(self._status, self._outcome)
 
     def _watch(self, piece: Piece) -> None:
-        metrics, now = self.metrics, time.monotonic()
+        metrics, times, now = self.metrics, self.times, time.monotonic()
         if isinstance(piece, Passed) and piece.id and not self._known_as:
             self._known_as = piece.id
             self.service.live.setdefault(piece.id, self)
         if piece.tokens:
-            if not self._last:
-                self._begun = now
-                metrics.first_token.observe(now - self.started)
+            if not times.first:
+                times.first = now
+                metrics.first_token.observe(now - times.started)
                 self._span.add_event("first token")
             elif self.wanted.choices == 1:
-                metrics.between.observe((now - self._last) / piece.tokens)
-            self._last = now
+                metrics.between.observe((now - times.last) / piece.tokens)
+            times.last = now
         if piece.finish is not None:
             metrics.finished(piece.finish)
         if self.service.audit is not None and self.service.audit.text:
@@ -442,7 +465,7 @@ class TrackedCall:
             if service.live.get(name) is self:
                 del service.live[name]
         self._ticket.leave(usage.completion)
-        seconds = time.monotonic() - self.started
+        seconds = self.times.total
         if self._metrics is None:
             service.metrics.unanswered(outcome, "" if self._listed is None else self._listed.id)
         else:
@@ -467,12 +490,12 @@ class TrackedCall:
             metrics.whole.observe(seconds)
             metrics.answer_length.observe(usage.completion)
         phases: dict[str, float] = {}
-        if self._begun:
-            phases["decode"] = self._last - self._begun
+        if self.times.first:
+            phases["decode"] = self.times.decode
             metrics.decode.observe(phases["decode"])
             if usage.queued is not None:
                 phases["queue"] = usage.queued
-                phases["prefill"] = max(0.0, self._begun - self._submitted - usage.queued)
+                phases["prefill"] = self.times.prefill(usage.queued)
                 metrics.queued.observe(phases["queue"])
                 metrics.prefill.observe(phases["prefill"])
         told = self._forwarded is not None and self._forwarded.told

@@ -129,12 +129,11 @@ def chat(body: ChatRequest) -> EngineRequest:
     _small(tools, "tools", MAX_TOOLS_BYTES)
     for index, tool in enumerate(tools):
         check_parameters(f"tools[{index}].function.parameters", tool["function"].get("parameters", {}))
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return EngineRequest(
         messages=tuple(canonical(message) for message in dumped["messages"]),
         tools=tools,
         tool_choice=_tool_choice(body),
-        max_tokens=limit,
+        max_tokens=body.longest,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         template=body.chat_template_kwargs or {},
         hints=_hints(body),

@@ -26,7 +26,7 @@ class JsonSchema(Strict):
     """The schema of an answer."""
 
     place = "response_format.json_schema."
-    name: Annotated[Name | None, SILENT]
+    name: Annotated[Name | None, SILENT] = None
     schema_: JsonObject | None = Field(None, alias="schema")
     description: Annotated[str | None, SILENT] = None
     strict: bool | None = None

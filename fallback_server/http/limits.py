@@ -9,6 +9,8 @@ from nearfar.fallback_server.http.counts import Account, Counts, OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.tenants import Tenant, TenantLimits
 
+ESTIMATE = "an estimate: the tokenizer is at another server"
+
 
 @dataclass(frozen=True)
 class ServerLimits:
@@ -157,7 +159,8 @@ class Admission:
                 claimed.append(account)
             if self.tokens and self._too_many(cost, cost):
                 raise _refusal(
-                    f"the server has {self.tokens} tokens under way; {cost} more would be over "
+                    f"the server has {self.tokens} tokens under way; {'about ' * prepared.estimated}{cost} "
+                    "more would be over "
                     f"{self.limits.tokens}",
                     "queue_full",
                     2.0,
@@ -173,15 +176,16 @@ class Admission:
         """Take a prompt's tokens from an account. Raises ApiError where it has too few."""
         prompt, period = prepared.prompt_tokens, "day" if account.what == "day" else "minute"
         code = f"tokens_per_{period}"
+        many = f"about {prompt} tokens ({ESTIMATE})" if prepared.estimated else f"{prompt} tokens"
         if prompt > account.most:
-            text = f"the prompt has {prompt} tokens; this key may send {account.most} a {period}"
+            text = f"the prompt has {many}; this key may send {account.most} a {period}"
             raise ApiError(400, text, _text_of(prepared), code)
         wait = await self._counts.claim(account, prompt)
         if wait > 0 and account.what == "day":
             raise ApiError(
                 429,
                 f"this key may use {account.most} tokens a day, and too few are left for this prompt of "
-                f"{prompt}; the budget starts again at 00:00 UTC, in {_hours(wait)}",
+                f"{many}; the budget starts again at 00:00 UTC, in {_hours(wait)}",
                 None,
                 code,
                 wait,

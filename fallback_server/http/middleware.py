@@ -88,9 +88,13 @@ class HeadRequests:
         await self._app({**scope, "method": "GET"} if head else scope, receive, send)
 
 
+ID_HEADERS = ("x-request-id", "request-id")
+"""Response headers with the id of a request: OpenAI's name and Anthropic's."""
+
+
 class RequestIds:
-    """Takes X-Request-Id from the client or makes one, returns it in the response, and logs one line per
-    request.
+    """Takes X-Request-Id from the client or makes one, returns it in the response under the names that
+    clients of OpenAI and of Anthropic read, and logs one line per request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -111,7 +115,9 @@ class RequestIds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = made
+                headers = MutableHeaders(scope=message)
+                for name in ID_HEADERS:
+                    headers[name] = made
             await send(message)
 
         try:

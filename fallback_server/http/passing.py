@@ -65,6 +65,9 @@ class Forwarder:
             if not isinstance(body, dict) or (path.startswith(RESPONSES) and _is_kept(body)):
                 return None
         model = self._service.named(_name(body) if form is None else form.model, tenant)
+        info = next((info for info in self._service.visible(tenant) if info.id == model), None)
+        if info is not None:
+            self._service.single(info, path, tenant)
         takes = engine.native(path, model, tenant)
         if takes is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal, LiteralString, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -111,6 +112,8 @@ class Said(Strict):
     role: str
     content: Content | None
     name: str | None = None
+    audio: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only(instead="use tool_calls")] = None
 
     @model_validator(mode="after")
     def _parts_of_its_role(self) -> Self:
@@ -145,8 +148,6 @@ class AssistantMessage(Said):
     )
     reasoning_content: str | None = None
     reasoning: str | None = None
-    audio: Annotated[Any, Only()] = None
-    function_call: Annotated[Any, Only(instead="use tool_calls")] = None
     annotations: Annotated[Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None, SILENT] = None
 
 
@@ -233,9 +234,16 @@ class StreamOptions(Strict):
     include_obfuscation: Annotated[bool | None, SILENT] = None
 
 
-def _concerning(param: str, message: LiteralString) -> PydanticCustomError:
-    """An error about the combination of several fields, with the one to name."""
-    return PydanticCustomError("value_error", message, {"param": param})
+def concerning(param: str, message: LiteralString, **values: Any) -> PydanticCustomError:
+    """An error about several fields together, with the one to name, and `values` for the message."""
+    return PydanticCustomError("value_error", message, {"param": param, **values})
+
+
+def check_least(least: int | None, most: int | None) -> None:
+    """Raise an error if an answer must have more tokens than it may have."""
+    if least is not None and most is not None and least > most:
+        message = "min_tokens is {least}, and an answer may have {most} tokens at most: lower min_tokens"
+        raise concerning("min_tokens", message, least=least, most=most)
 
 
 ModelName = Annotated[str | None, Field(min_length=1, max_length=256)]
@@ -344,7 +352,7 @@ class CompletionFields(SamplingFields):
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> CompletionFields:
         if self.stream_options is not None and not self.stream:
-            raise _concerning("stream_options", "stream_options needs stream: true")
+            raise concerning("stream_options", "stream_options needs stream: true")
         return self
 
 
@@ -359,6 +367,18 @@ class Thinking(Strict):
     def on(self) -> bool:
         """Whether thinking is requested."""
         return self.type != "disabled"
+
+
+def check_turns(messages: Seq[Said], continues: bool | None, begins: bool | None) -> None:
+    """Raise an error if an answer cannot continue the last message, or would also begin a new one."""
+    if continues and messages[-1].role != "assistant":
+        raise concerning("messages", "continue_final_message needs a last message of the role assistant")
+    if continues and begins:
+        raise concerning(
+            "add_generation_prompt",
+            "continue_final_message goes on with the last message, and add_generation_prompt begins another: "
+            "give one of them",
+        )
 
 
 Scalar = bool | int | float | str
@@ -400,6 +420,11 @@ class ChatRequest(CompletionFields, SilentFields):
     function_call: Annotated[Any, Only(instead="use tool_choice")] = None
     store: Annotated[bool | None, SILENT] = None
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of an answer; None where only the context limits them."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     @field_validator("tools")
     @classmethod
     def _names_apart(cls, tools: list[Tool] | None) -> list[Tool] | None:
@@ -411,15 +436,22 @@ class ChatRequest(CompletionFields, SilentFields):
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise _concerning("top_logprobs", "top_logprobs needs logprobs: true")
+            raise concerning("top_logprobs", "top_logprobs needs logprobs: true")
         if (
             self.tool_choice is not None
             and self.tool_choice not in ("none", "auto")
             and not (self.tools or passes_on.get())
         ):
-            raise _concerning("tool_choice", "tool_choice needs tools")
-        if self.continue_final_message and self.messages[-1].role != "assistant":
-            raise _concerning("messages", "continue_final_message needs a last message of the role assistant")
+            raise concerning("tool_choice", "tool_choice needs tools")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.longest:
+            raise concerning(
+                "max_tokens",
+                "max_tokens is {old}, and max_completion_tokens, its newer name, is {new}: give one of them",
+                old=self.max_tokens,
+                new=self.longest,
+            )
+        check_least(self.min_tokens, self.longest)
+        check_turns(self.messages, self.continue_final_message, self.add_generation_prompt)
         return self
 
 
@@ -437,9 +469,10 @@ class CompletionRequest(CompletionFields):
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise _concerning("best_of", "best_of must equal n: answers are not ranked")
+            raise concerning("best_of", "best_of must equal n: answers are not ranked")
         if self.max_tokens == 0 and not self.echo:
-            raise _concerning("max_tokens", "max_tokens 0 needs echo: true")
+            raise concerning("max_tokens", "max_tokens 0 needs echo: true")
+        check_least(self.min_tokens, self.max_tokens)
         return self
 
 

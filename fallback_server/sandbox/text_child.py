@@ -28,6 +28,8 @@ def open_handler(settings: dict[str, Any]) -> Handler:
         if job["op"] == "encode":
             text = job["text"]
             return {**_answer(codec.encode(text), job), **_labels(codec, text, job)}
+        if job["op"] == "measure":
+            return _answer(codec.encode_text(job["text"]), job)
         if job["op"] == "labels":
             return _labels(codec, codec.decode(job["tokens"]), job)
         text = codec.render_chat(

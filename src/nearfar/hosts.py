@@ -11,6 +11,10 @@ import ipaddress
 import re
 from collections.abc import Collection, Iterable
 
+from nearfar.errors import RequestError
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?", re.ASCII)
+_DEFAULTS = (("http:", ":80"), ("https:", ":443"))
 _PORT = re.compile(r"\.?(:\d*)?\Z")
 """The end of a Host that does not belong to the name: the root's dot and a port."""
 
@@ -50,3 +54,18 @@ def named_host(given: str) -> str:
 def answers_for(given: str | None, names: Collection[str]) -> bool:
     """Whether a request's Host (None: it has none) is among `answered_hosts`."""
     return not names or given is None or named_host(given) in {named_host(name) for name in names}
+
+
+def check_origin(given: str) -> None:
+    """Raise RequestError for what no browser sends as the origin of a page. "*" is any origin, and "null" is
+    that of a page without one.
+    """
+    ported = any(given.startswith(scheme) and given.endswith(port) for scheme, port in _DEFAULTS)
+    if given in ("*", "null") or (_ORIGIN.fullmatch(given) and not ported):
+        return
+    raise RequestError(
+        f"--cors takes an origin as browsers send it, such as https://app.example or http://localhost:3000 "
+        f"(scheme and host in lower case, a port only where it is not the scheme's own, no path), or *, not "
+        f"{given!r:.100}",
+        "cors",
+    )

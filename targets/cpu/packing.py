@@ -166,8 +166,8 @@ class BlockLayout:
         return at
 
     def level_halves(self, plane: Plane) -> int:
-        """The half lines of a plane of integers."""
-        return self.values * plane.bits * HALVES // WORD
+        """The half lines of a plane of integers; the last may be filled up with zeros."""
+        return -(-self.table_halves * plane.bits // BYTE)
 
     def level_run(self, plane: Plane) -> int:
         """The half lines of the table of integers whose bits in a plane are neighbours."""
@@ -182,6 +182,11 @@ class BlockLayout:
     def values(self) -> int:
         """The number of scales and offsets of a span."""
         return self.groups * self.matrix.scales.values
+
+    @property
+    def table_halves(self) -> int:
+        """The half lines of the table of a span's integers, a byte each."""
+        return -(-self.values // (QUAD // HALVES))
 
     @property
     def scale_lines(self) -> int:
@@ -307,9 +312,12 @@ def _scales(layout: BlockLayout, tensor: QuantTensor) -> Iterator[tuple[int, U32
     codes = np.concatenate([each.reshape(n, layout.spans, -1) for each in values], -1)
     table = np.ascontiguousarray(_by_block(codes, n), np.uint8).view(np.uint32)
     shape = table.shape[:2]
+    table = table.reshape(*shape, -1)
     for plane, start in zip(layout.levels, layout.level_starts, strict=False):
         run = BYTE // plane.bits
-        part = (table >> np.uint32(plane.low)) & np.uint32(plane.mask * 0x01010101)
+        whole = layout.level_halves(plane) * run * HALF_LINE
+        filled = np.pad(table, ((0, 0), (0, 0), (0, whole - table.shape[2])))
+        part = (filled >> np.uint32(plane.low)) & np.uint32(plane.mask * 0x01010101)
         shifts = np.arange(run, dtype=np.uint32)[:, None] * np.uint32(plane.bits)
         words = part.reshape(*shape, -1, run, layout.level_run(plane) * HALF_LINE)
         yield start, np.bitwise_or.reduce(words << shifts, axis=3).reshape(*shape, -1, HALF_LINE)

@@ -11,6 +11,7 @@ two successive superblocks, the last with 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,27 +71,23 @@ class LevelRows:
         return LevelRows(tuple(planes), first, rows, scales.superblock // matrix.group, shared)
 
 
+def _packed(plane: LevelPlane, integers: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint32]:
+    """A plane of scales, or of scales and offsets, each uint8 [n, groups]: uint32 [n, words], filled with
+    zeros.
+    """
+    picked = [each >> np.uint8(plane.low) & np.uint8((1 << plane.bits) - 1) for each in integers]
+    fields = np.pad(np.stack(picked, axis=-1), ((0, 0), (0, -picked[0].shape[1] % plane.groups), (0, 0)))
+    return pack_codes(fields.reshape(len(fields), -1), plane.bits)
+
+
 def pack_levels(matrix: Matrix, tensor: QuantTensor) -> npt.NDArray[np.uint32]:
     """Pack the integers and factors of a matrix: uint32 [rows, n]."""
     levels, offsets = LevelRows.of(matrix), matrix.scales.offsets
     assert levels is not None
     assert tensor.units is not None
     integers = [tensor.scales, tensor.biases] if offsets else [tensor.scales]
-    packed = [
-        _whole_words(
-            np.stack(
-                [each >> np.uint8(plane.low) & np.uint8((1 << plane.bits) - 1) for each in integers], axis=-1
-            ).reshape(len(tensor.words), -1),
-            plane.bits,
-        )
-        for plane in levels.planes
-    ]  # fmt: skip
+    packed = [_packed(plane, integers) for plane in levels.planes]
     units = tensor.units if offsets else tensor.units[..., 0]
     halves = np.zeros((len(units), (levels.rows - levels.factors) * 2), np.float16)
     halves[:, : units[0].size] = units.reshape(len(units), -1)
     return np.ascontiguousarray(np.concatenate([*packed, halves.view("<u4")], axis=1).T)
-
-
-def _whole_words(integers: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
-    """Pack the bits of a plane; a last word that is not full has zeros at its end."""
-    return pack_codes(np.pad(integers, ((0, 0), (0, -integers.shape[1] % (WORD // bits)))), bits)

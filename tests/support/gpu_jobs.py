@@ -14,7 +14,7 @@ import numpy as np
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.format.manifest import Float
-from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC
+from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.contract import Kernels, Precision, Staged
 from nearfar.kernels.jobs import (
     Activation,
@@ -80,6 +80,8 @@ TWO_LEVELS = {
     "q4g64k6o": Matrix(40, 256, 4, 64, scales=OF_GGUF["Q4_K"]),
     "q5g32k6o": Matrix(41, 256, 5, 32, scales=OF_GGUF["Q5_K"]),
     "q6g16k8": Matrix(75, 768, 6, 16, scales=OF_GGUF["Q6_K"]),
+    "q4g32k6ox576": Matrix(75, 576, 4, 32, scales=Scales(6, True, 576)),
+    "q3g32k6ox448": Matrix(41, 896, 3, 32, scales=Scales(6, True, 448)),
 }
 """Schemes with integer scales; matrices with odd numbers of columns and of superblocks."""
 STORED = SCALES_ALONE | TWO_LEVELS

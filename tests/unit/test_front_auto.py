@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 
 from nearfar.auto_models import auto_models
 from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.opening import EngineOptions, check_options
+from nearfar.fallback_server.engines.upstream import UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
-from tests.support.clouds import DONE, STREAM, Cloud, Json, reply, said
+from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, reply, said
+from tests.support.commands import nearfar
 from tests.support.fronts import opened_fronts
 
 CHAT = "/v1/chat/completions"
@@ -89,6 +93,73 @@ def test_a_key_gets_only_models_that_it_may_use(front: Any, tmp_path: Path) -> N
     assert chosen(client, EASY, "bob").status_code == 404
 
 
+PAIRS: dict[str, Json] = {
+    "/v1/tokenize": {"prompt": "a"},
+    "/v1/detokenize": {"tokens": [1]},
+    "/v1/rerank": {"query": "q", "documents": ["a"]},
+    "/v2/rerank": {"query": "q", "documents": ["a"]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v1/decisions": {
+        "input": "a",
+        "questions": [{"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "b"}]}],
+    },
+    "/v1/embeddings": {"input": "a"},
+    "/v1/classify": {"input": "a"},
+    "/api/embed": {"input": "a"},
+}
+
+
+def test_a_path_that_needs_one_model_names_those_of_auto(front: Any, tmp_path: Path) -> None:
+    client = front()
+    for path, body in PAIRS.items():
+        refused = client.post(path, json={"model": "auto", **body})
+        said = f"'auto' is chosen for chats and completions only; for {path} name one of these models: "
+        said += "small, large"
+        assert refused.status_code == 400, refused.text
+        error = refused.json()["error"]
+        assert (error if path.startswith("/api") else error["message"]) == said
+    add_key(tmp_path / "keys.json", Key("alice", hashed("alice"), models=("auto", "large")))
+    client = front(app=AppOptions(keys=KeyStore(tmp_path / "keys.json")))
+    body = {"model": "auto", "input": "a"}
+    refused = client.post("/v1/embeddings", json=body, headers={"x-api-key": "alice"})
+    assert refused.json()["error"]["message"].endswith("models: large"), "the key may not use the other"
+
+
+def test_a_model_of_auto_that_no_server_lists_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with opened_fronts() as fronts, Cloud(chatting(model="small")) as cloud, caplog.at_level(logging.WARNING):
+        _, client = fronts(cloud, key=None, auto=auto_models("small,nope", None))
+        assert client.get("/ready").status_code == 200
+    (line,) = [record.getMessage() for record in caplog.records if "--auto" in record.getMessage()]
+    assert line == (
+        "--auto names nope, which no upstream server lists: small answers all requests to auto; they list "
+        "small"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            ("--auto", "a,b"),
+            "--auto chooses between models of other servers, but the engine is not given other",
+        ),
+        (("--upstream-continues",), "--upstream-continues says what other servers support"),
+        (("--no-upstream-salts",), "--no-upstream-salts says what other servers reject"),
+        (("--engine", "torch", "--auto", "a,b"), "but the engine is torch"),
+    ],
+)
+def test_options_for_other_servers_are_refused_without_these(option: tuple[str, ...], said: str) -> None:
+    done = nearfar("serve", "no/such/model", *option)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_auto_and_a_name_for_one_model_do_not_fit_together() -> None:
+    options = EngineOptions(("m",), upstream=UpstreamOptions(auto=auto_models("a,b", None)))
+    with pytest.raises(RequestError, match="leave out one"):
+        check_options("upstream", options)
+
+
 @pytest.mark.parametrize("wrong", ["", "a", "a,", ",b", "a,b,c", "a,a"])
 def test_what_are_no_two_models(wrong: str) -> None:
     with pytest.raises(RequestError, match="SMALL,LARGE"):
@@ -104,3 +175,10 @@ def test_a_policy_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "policy.json").write_text('{"router": "router.json"}')
     with pytest.raises(RequestError, match="remove router"):
         auto_models("a,b", tmp_path / "policy.json")
+
+
+def test_tokens_of_a_prompt_that_no_model_can_answer_are_counted(front: Any) -> None:
+    body = {"model": "auto", "messages": [{"role": "user", "content": "long " * 8000}]}
+    counted = front().post("/v1/messages/count_tokens", json=body)
+    assert counted.status_code == 200, counted.text
+    assert counted.json()["input_tokens"] > 4000

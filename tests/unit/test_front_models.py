@@ -145,3 +145,21 @@ def test_no_figure_is_under_an_empty_name(tmp_path: Path) -> None:
         'nearfar:requests_total{model_name="unknown",outcome="refused"} 1.0',
         *re.findall(r"nearfar:requests_created.*unknown.*", text),
     ]
+
+
+def test_an_estimated_number_of_tokens_is_said_to_be_one(tmp_path: Path) -> None:
+    for name, limits in (("alice", {"tokens_per_minute": 10}), ("bob", {"tokens_per_day": 150})):
+        add_key(tmp_path / "keys.json", Key(name, hashed(name), **limits))  # type: ignore[arg-type]
+    app = AppOptions(keys=KeyStore(tmp_path / "keys.json"))
+    body = {"model": "small", "messages": [{"role": "user", "content": "x" * 400}]}
+    with opened_fronts() as fronts, Cloud(answer) as cloud:
+        client = fronts(cloud, app=app, key=None)[1]
+
+        def refused(name: str) -> str:
+            answered = client.post("/v1/chat/completions", json=body, headers={"x-api-key": name})
+            return str(answered.json().get("error", {}).get("message", ""))
+
+        about = r"about 1\d\d tokens \(an estimate: the tokenizer is at another server\)"
+        assert re.fullmatch(rf"the prompt has {about}; this key may send 10 a minute", refused("alice"))
+        assert refused("bob") == ""
+        assert re.search(rf"too few are left for this prompt of {about}; the budget", refused("bob"))

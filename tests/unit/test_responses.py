@@ -51,7 +51,7 @@ def test_a_request_becomes_the_same_chat_here_and_in_the_server(case: dict[str, 
 @pytest.mark.parametrize("case", REQUESTS["refused"], ids=lambda case: str(case["request"])[:60])
 def test_what_an_engine_cannot_follow_is_refused_by_name(case: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refused:
-        checked(case["request"])
+        chat_of(checked(case["request"]))
     assert refused.value.param == case["param"]
 
 

@@ -111,6 +111,19 @@ def test_tools_that_run_elsewhere_are_skipped_and_named(client: Any) -> None:
     assert (call.type, call.name in ("weather", "add")) == ("function_call", True)
 
 
+def test_only_allowed_tools_may_be_called(http: httpx.Client) -> None:
+    allowed = [{"type": "function", "name": "weather"}, {"type": "web_search"}]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": allowed}
+    body: Any = {"input": "Hello", "max_output_tokens": 60, "tools": [FUNCTION, NAMESPACE]}
+    made = http.post("/v1/responses", json={**body, "tool_choice": choice})
+    assert [item["name"] for item in made.json()["output"]] == ["weather"]
+    assert made.headers["x-nearfar-ignored"] == "tool_choice.tools.web_search"
+    choice["tools"] = [*allowed, {"type": "function", "name": "mail"}]
+    refused = http.post("/v1/responses", json={**body, "tool_choice": choice})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    assert "'mail', which is not among the tools" in refused.text
+
+
 def test_a_function_of_a_namespace_is_called_by_its_own_name(client: Any) -> None:
     choice = {"type": "function", "name": "add", "namespace": "mcp__calendar"}
     events = list(
@@ -166,6 +179,27 @@ def test_responses_are_kept_until_they_are_deleted(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="send the whole conversation") as refused:
         client.responses.create(model=MODEL, input="Hello", previous_response_id=lost.id)
     assert refused.value.param == "previous_response_id"
+
+
+def test_the_items_of_a_response_come_page_by_page(client: Any, http: httpx.Client) -> None:
+    said = [{"role": "user", "content": str(number)} for number in range(5)]
+    made = client.responses.create(model=MODEL, input=said, max_output_tokens=2)
+    for order in ("asc", "desc"):
+        page = client.responses.input_items.list(made.id, limit=2, order=order)
+        assert (len(page.data), page.has_more) == (2, True)
+        texts = [item.content for item in page]  # the client reads the other pages by `after`
+        assert texts == sorted("01234", reverse=order == "desc")
+    assert not client.responses.input_items.list(made.id).has_more
+    path = f"/v1/responses/{made.id}"
+    for query in ("limit=0", "limit=101", "limit=x", "limit=", "order=up", "after=nothing"):
+        refused = http.get(f"{path}/input_items?{query}")
+        name, _, value = query.partition("=")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], repr(value) in error["message"]) == (400, name, True)
+    with pytest.raises(openai.BadRequestError, match="only while it is made"):
+        client.responses.retrieve(made.id, stream=True)
+    assert http.get(f"{path}?stream=false").json()["id"] == made.id
+    assert http.get(f"{path}?stream=maybe").json()["error"]["param"] == "stream"
 
 
 @pytest.mark.parametrize(
@@ -244,6 +278,41 @@ def test_a_tool_is_used_and_its_result_is_read(claude: Any) -> None:
     assert counted.input_tokens == 9
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice needs tools"),
+        ({"tool_choice": {"type": "auto"}}, ""),
+        (
+            {"messages": [{"role": "assistant", "content": [
+                {"type": "tool_use", "id": "a", "name": "f", "input": "x"}
+            ]}, *HELLO]},
+            "input: this must be an object, not 'x'",
+        ),
+        (
+            {
+                "output_format": {"type": "json_schema", "schema": SCHEMA},
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            },
+            "output_format and output_config.format differ",
+        ),
+        (
+            {
+                "output_format": {"type": "json_schema", "schema": SCHEMA},
+                "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+            },
+            "",
+        ),
+    ],
+)  # fmt: skip
+def test_fields_of_a_message_that_contradict_each_other_are_refused(
+    http: httpx.Client, fields: dict[str, Any], words: str
+) -> None:
+    made = http.post("/v1/messages", json={"messages": HELLO, "max_tokens": 2, **fields})
+    assert (made.status_code == 400, words in made.text) == (bool(words), True), made.text
+
+
 def test_a_stop_sequence_is_told(claude: Any) -> None:
     text = (
         claude.messages.create(model=MODEL, messages=HELLO, max_tokens=12, extra_body={"top_k": 1})
@@ -254,6 +323,17 @@ def test_a_stop_sequence_is_told(claude: Any) -> None:
         model=MODEL, messages=HELLO, max_tokens=12, stop_sequences=[text[3:5]], extra_body={"top_k": 1}
     )
     assert (made.stop_reason, made.stop_sequence) == ("stop_sequence", text[3:5])
+
+
+def test_the_id_of_a_request_reaches_anthropics_client(claude: Any, http: httpx.Client) -> None:
+    made = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=2)
+    assert made._request_id.startswith("req-")
+    given = http.post("/v1/messages", json={}, headers={"x-request-id": "mine"})
+    assert (given.status_code, given.headers["request-id"], given.headers["x-request-id"]) == (
+        400,
+        "mine",
+        "mine",
+    )
 
 
 def test_errors_have_anthropics_shape(claude: Any, http: httpx.Client) -> None:
@@ -304,6 +384,14 @@ def test_ollamas_client_chats_generates_and_lists(llama: Any) -> None:
         llama.chat(model="other", messages=HELLO)
 
 
+def test_ollamas_durations_are_those_of_prefill_and_decode(llama: Any) -> None:
+    asked = {"model": MODEL, "prompt": "Hello", "options": {"num_predict": 40}}
+    whole, (*_, streamed) = llama.generate(**asked), llama.generate(**asked, stream=True)
+    for told in (whole, streamed):
+        assert told.eval_duration > 2_000_000, "40 steps of this model take far more than 2 ms"
+        assert told.prompt_eval_duration + told.eval_duration <= told.total_duration
+
+
 def test_ollamas_tools_and_formats(llama: Any) -> None:
     made = llama.generate(model=MODEL, prompt="Hello", format=SCHEMA, options={"num_predict": 80})
     assert 0 <= json.loads(made.response)["age"] <= 9
@@ -327,8 +415,38 @@ def test_small_endpoints(http: httpx.Client) -> None:
     assert (tokens["count"], tokens["token_strs"]) == (5, list("Hello"))
     assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "Hello"}
     assert http.post("/tokenize", json={"messages": HELLO}).json()["count"] == 9
+    assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
     far = http.post("/detokenize", json={"tokens": [99999]})
     assert (far.status_code, "outside the vocabulary" in far.text) == (400, True)
+
+
+def test_prompts_longer_than_the_context_are_counted(client: Any, claude: Any, http: httpx.Client) -> None:
+    text = "x" * 9000  # the context has 1,024 tokens
+    talk = [{"role": "user", "content": text}]
+    tokens = http.post("/tokenize", json={"prompt": text}).json()
+    assert (tokens["count"], tokens["tokens"], tokens["max_model_len"]) == (9000, [87] * 9000, 1024)
+    chat = http.post("/tokenize", json={"messages": talk}).json()
+    assert (chat["count"], len(chat["tokens"])) == (9004, 9004)
+    assert claude.messages.count_tokens(model=MODEL, messages=talk).input_tokens == 9004
+    assert client.responses.input_tokens.count(model=MODEL, input=text).input_tokens == 9004
+    long = "x" * ((1 << 20) + 1)
+    refused = http.post("/tokenize", json={"prompt": long})
+    assert (refused.status_code, "1,048,577 tokens" in refused.text) == (400, True)
+    counted = http.post("/v1/messages/count_tokens", json={"messages": [{"role": "user", "content": long}]})
+    assert counted.json() == {"input_tokens": len(long) + 4}
+
+
+def test_a_loaded_model_stays_and_raw_stands_alone(llama: Any, http: httpx.Client) -> None:
+    (running,) = llama.ps().models
+    assert running.expires_at.year > 2300  # as Ollama tells it of a model that stays loaded
+    base = {"prompt": "Hello", "raw": True, "stream": False, "options": {"num_predict": 2}}
+    refused = http.post("/api/generate", json={**base, "system": "Be brief."})
+    assert (refused.status_code, "without system" in refused.json()["error"]) == (400, True)
+    assert http.post("/api/generate", json={**base, "system": ""}).status_code == 200
+    hinted = http.post("/api/generate", json={**base, "think": True, "keep_alive": "5m"})
+    assert (hinted.status_code, hinted.headers["x-nearfar-ignored"]) == (200, "keep_alive, think")
+    stays = http.post("/api/generate", json={**base, "keep_alive": -1})
+    assert (stays.status_code, "x-nearfar-ignored" in stays.headers) == (200, False)
 
 
 # Keys and hints

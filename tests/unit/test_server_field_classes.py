@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
-from nearfar.fallback_server.http.app import create_app
+from nearfar.fallback_server.http.app import AppOptions, create_app
+from nearfar.fallback_server.http.fields import Only, Strict
 from nearfar.fallback_server.http.ignoring import HEADER
-from scripts.server_fields import PAGE, PATHS, FieldClass, Row, filled, rows
+from scripts.server_fields import PAGE, PATHS, FieldClass, Row, filled, models_of, row_of, rows
 from tests.support.bodies import BASES, HELLO, QUESTION, within
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
@@ -149,6 +152,11 @@ def http(engine: Noting) -> TestClient:
     return TestClient(create_app(engine), raise_server_exceptions=False)
 
 
+@pytest.fixture(scope="module")
+def strict(engine: Noting) -> TestClient:
+    return TestClient(create_app(engine, AppOptions(strict_fields=True)), raise_server_exceptions=False)
+
+
 def send(http: TestClient, path: str, body: dict[str, Any]) -> httpx.Response:
     given = {name: value for name, value in {"model": MODEL, **body}.items() if value is not None}
     made: Any = http.post(path, json=given)
@@ -165,8 +173,22 @@ def seen(http: TestClient, engine: Noting, path: str, body: dict[str, Any]) -> t
     return engine.asked, made.status_code, text
 
 
+def unions(kind: Any, told: bool = False) -> Iterator[list[Any]]:
+    """The members of all unions in a type that no discriminator tells apart. `told`: whether one tells apart
+    those of the type itself.
+    """
+    arguments = list(get_args(kind))
+    if get_origin(kind) is Annotated:
+        yield from unions(arguments[0], any(getattr(mark, "discriminator", None) for mark in arguments[1:]))
+        return
+    if get_origin(kind) in (Union, UnionType) and not told:
+        yield [each.__origin__ if get_origin(each) is Annotated else each for each in arguments]
+    for each in arguments if get_origin(kind) is not Literal else ():
+        yield from unions(each)
+
+
 def found(path: str, *kinds: FieldClass) -> list[Row]:
-    return [row for row in rows(PATHS[path]) if row.kind in kinds and row.place in SHOWN]
+    return [each for each in rows(PATHS[path]) if each.kind in kinds and each.place in SHOWN]
 
 
 def test_the_page_has_the_table() -> None:
@@ -197,12 +219,39 @@ def test_a_followed_field_changes_the_answer(http: TestClient, engine: Noting, p
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_field_that_says_nothing_takes_any_value(http: TestClient, engine: Noting, path: str) -> None:
+def test_a_field_that_says_nothing_takes_any_value(
+    http: TestClient, strict: TestClient, engine: Noting, path: str
+) -> None:
+    """A value of another type is named, or refused by a strict server."""
     before = seen(http, engine, path, BASES[path])
     for row in found(path, FieldClass.IGNORED):
         needs = {"stream": True} if row.place == "stream_options." else {}
         before = seen(http, engine, path, {**BASES[path], **needs})
-        assert seen(http, engine, path, {**BASES[path], **needs, **within(row.path, ODD)}) == before, row
+        odd = {**BASES[path], **needs, **within(row.path, ODD)}
+        assert seen(http, engine, path, odd) == before, row
+        assert send(http, path, odd).headers[HEADER] == row.name, row
+        refused = send(strict, path, odd)
+        assert (refused.status_code, row.name in refused.text) == (400, True), (row, refused.text)
+
+
+def test_kinds_of_objects_are_told_apart_before_they_are_read() -> None:
+    """An object that is tried as one kind after another would name the fields of the other kinds."""
+    for model in PATHS.values():
+        for kind in models_of(model):
+            for name, field in kind.model_fields.items():
+                for united in unions(field.annotation, field.discriminator is not None):
+                    kinds = [each for each in united if isinstance(each, type) and issubclass(each, Strict)]
+                    assert len(kinds) < 2, (kind, name, kinds)
+
+
+def test_every_field_that_says_nothing_has_a_type() -> None:
+    """Without one, no value would be of another type, and none would be named."""
+    for model in PATHS.values():
+        for kind in models_of(model):
+            for name, field in kind.model_fields.items():
+                if row_of(kind.place, name, field).kind is FieldClass.IGNORED:
+                    typed = field.annotation is not Any
+                    assert typed or any(isinstance(one, Only) for one in field.metadata), (kind, name)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -244,6 +244,57 @@ def test_at_other_values_they_are_refused_by_name(http: httpx.Client) -> None:
         assert made.json()["error"]["param"] == name
 
 
+BEGUN = [*HELLO, {"role": "assistant", "content": "I"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"stop_token_ids": [1, 1_000_000_000]}, "stop_token_ids", "token id 1000000000 is outside"),
+        ({"min_tokens": 9}, "min_tokens", "min_tokens is 9, and an answer may have 8 tokens at most"),
+        ({"max_completion_tokens": 5}, "max_tokens", "max_tokens is 8, and max_completion_tokens"),
+        ({"max_completion_tokens": 8}, None, ""),
+        (
+            {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "give one of them",
+        ),
+        ({"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}, None, ""),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    http: httpx.Client, fields: dict[str, Any], param: str | None, words: str
+) -> None:
+    made = chat(http, **fields)
+    assert (made.status_code, words in made.text) == (400 if words else 200, True), made.text
+    assert param is None or made.json()["error"]["param"] == param
+    if "stop_token_ids" in fields or "min_tokens" in fields:
+        assert words in complete(http, **fields).text
+    if "messages" in fields:
+        names = {"model": MODEL, **fields}
+        assert http.post("/tokenize", json=names).status_code == made.status_code
+
+
+def test_a_plain_completion_has_at_most_16_tokens_by_default(http: httpx.Client) -> None:
+    made = http.post(COMPLETION, json={"model": MODEL, "prompt": "Hello", "min_tokens": 17})
+    assert (made.status_code, made.json()["error"]["param"]) == (400, "min_tokens")
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "other"])
+def test_a_field_of_messages_is_refused_in_every_role(http: httpx.Client, role: str) -> None:
+    said = {"role": role, "content": "x", **({"tool_call_id": "a"} if role == "tool" else {})}
+    for name in ("function_call", "audio"):
+        made = chat(http, messages=[*HELLO, {**said, name: {}}])
+        assert (made.status_code, name in made.text) == (400, True), made.text
+        if role != "other":  # the template knows no such role
+            assert chat(http, messages=[*HELLO, {**said, name: None}]).status_code == 200
+
+
+def test_a_schema_needs_no_name(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": 12}}}
+    assert chat(http, response_format=form).json()["choices"][0]["message"]["content"] == "12"
+
+
 def test_effort_reaches_a_template_that_follows_it_and_tools_their_own(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(HINTED)
     (tmp_path / "additional_chat_templates").mkdir()

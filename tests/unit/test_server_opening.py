@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -13,11 +14,14 @@ import httpx
 import pytest
 
 from nearfar.edge_runtime.progress import Progress, Tell
-from nearfar.errors import CheckpointError, NearfarError
+from nearfar.errors import CheckpointError, NearfarError, RequestError
 from nearfar.fallback_server import serve
 from nearfar.fallback_server.engines.base import ServerEngine
 from nearfar.fallback_server.engines.local import LocalEngine
 from nearfar.fallback_server.serve import ServeOptions
+from nearfar.remote.server import root_of
+from tests.support.clouds import Cloud, listing
+from tests.support.commands import nearfar
 from tests.support.servers import MODEL, tiny_engine
 
 PATIENCE = 60
@@ -219,3 +223,45 @@ async def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
             await asyncio.wait_for(serving(client, monkeypatch, loading), PATIENCE)
     assert not loading.begun.is_set()
     assert "address already in use" not in caplog.text, "one sentence is enough"
+
+
+async def test_a_front_says_which_models_it_has(
+    client: httpx.AsyncClient, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"m{number}" for number in range(10)]
+    with Cloud(lambda path, body: iter([listing(*names)])) as cloud, caplog.at_level(logging.INFO):
+        options = ServeOptions(port=client.base_url.port or 0)
+        running = asyncio.create_task(serve._main((cloud.address,), options, None, None))
+        while not (out := capsys.readouterr().out):
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, PATIENCE)
+    assert out.startswith("nearfar serves m0, m1, m2, m3, m4, m5, m6, m7 and 2 more (/v1/models) at http://")
+    (line,) = [record.getMessage() for record in caplog.records if "listening" in record.getMessage()]
+    assert line.endswith("; asking the upstream servers for their models …")
+
+
+@pytest.mark.parametrize(
+    ("address", "root"),
+    [
+        ("http://h:1/v1/chat/completions", "http://h:1"),
+        ("http://h/base/v1/models/", "http://h/base"),
+        ("http://h/api/chat", "http://h"),
+    ],
+)
+def test_the_address_of_a_path_is_refused(address: str, root: str) -> None:
+    done = nearfar("serve", address)
+    assert done.returncode == 1
+    assert f"is the address of one path: give the server's own address, {root}\n" in done.stderr
+
+
+def test_an_error_about_an_address_has_no_password() -> None:
+    with pytest.raises(RequestError, match=r"^http://h/v1/messages is the address .*, http://h$"):
+        root_of("http://me:secret@h/v1/messages")
+
+
+@pytest.mark.parametrize(
+    "address", ["http://h", "http://h/v1", "http://h/v1/", "https://h/openai/v1", "http://h/models"]
+)
+def test_the_address_of_a_server_is_taken(address: str) -> None:
+    assert root_of(address) == address.rstrip("/").removesuffix("/v1")

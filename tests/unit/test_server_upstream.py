@@ -160,6 +160,15 @@ def test_answers_are_those_of_the_upstream(fleet: Fleet) -> None:
     assert len({choice.index for choice in two.choices}) == 4
 
 
+def test_ollamas_durations_behind_a_front(fleet: Fleet) -> None:
+    asked = {"prompt": "Hello", "stream": False, "options": {"num_predict": 40, "seed": 1}}
+    with httpx.Client(base_url=fleet.front.address, timeout=60) as http:
+        told = http.post("/api/generate", json=asked).json()
+    assert told["eval_count"] > 20
+    assert told["eval_duration"] > 1_000_000, "20 steps take far more than 1 ms"
+    assert told["prompt_eval_duration"] + told["eval_duration"] <= told["total_duration"]
+
+
 def test_tool_calls_that_come_in_parts_are_put_together() -> None:
     """vLLM streams calls in this way: id and name first, then the arguments in parts."""
     deltas: list[dict[str, Any]] = [

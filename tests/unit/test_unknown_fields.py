@@ -15,6 +15,7 @@ from nearfar.cli import serve as command
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.engines.relay import upstream_body
 from nearfar.fallback_server.http.app import AppOptions, create_app
+from nearfar.hosts import check_origin
 from tests.support.commands import nearfar
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
@@ -215,6 +216,9 @@ def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, strict: bo
         ("--drain", "-5", "--drain must be 0 or more seconds, not -5"),
         ("--max-body", "0", "--max-body must be at least 1, not 0"),
         ("--replicas", "3", "--replicas 3 needs --ray"),
+        ("--cors", "notanorigin", "--cors takes an origin as browsers send it"),
+        ("--cors", "https://app.example/", "not 'https://app.example/'"),
+        ("--cors", "https://app.example:443", "not 'https://app.example:443'"),
     ],
 )
 def test_the_command_line_refuses_what_no_server_can_do(option: str, value: str, said: str) -> None:
@@ -230,3 +234,10 @@ def test_pages_of_other_origins_may_read_what_was_ignored(engine: Noting) -> Non
     headers = {"Origin": "https://app.example", "Content-Type": "application/json"}
     made = http.post(CHAT, content=body, headers=headers)
     assert HEADER in made.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "https://a-b.example", "http://[::1]:3000", "tauri://localhost"]
+)
+def test_what_browsers_send_is_an_origin(origin: str) -> None:
+    check_origin(origin)

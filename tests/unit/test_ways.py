@@ -57,7 +57,9 @@ def matrix(n: int = 24, k: int = 512) -> tuple[np.ndarray, np.ndarray]:
     [
         (128, 512, {"pairs": (128, PAIRS), "single": (64, SYMMETRIC), "levels": (64, Scales(4, True, 256))}),
         (64, 512, {"pairs": (64, PAIRS), "single": (32, SYMMETRIC), "levels": (32, LEVELS)}),
-        (64, 576, {"pairs": (64, PAIRS), "single": (32, SYMMETRIC)}),
+        (64, 576, {"pairs": (64, PAIRS), "single": (32, SYMMETRIC), "levels": (32, Scales(6, True, 576))}),
+        (64, 2880, {"pairs": (64, PAIRS), "single": (32, SYMMETRIC), "levels": (32, Scales(6, True, 960))}),
+        (64, 13696, {"pairs": (64, PAIRS), "single": (32, SYMMETRIC)}),
         (32, 256, {"pairs": (32, PAIRS), "single": (16, SYMMETRIC), "levels": (16, LEVELS)}),
         (16, 256, {"pairs": (16, PAIRS)}),
     ],
@@ -69,10 +71,11 @@ def test_no_way_takes_more_bytes(bits: int, group: int, k: int, found: dict[str,
     assert max(sizes) == sizes[0]
 
 
+@pytest.mark.parametrize("k", [512, 896])
 @schemes
-def test_scales_are_as_the_format_says_and_lose_less(scheme: Scheme) -> None:
+def test_scales_are_as_the_format_says_and_lose_less(scheme: Scheme, k: int) -> None:
     """The limits are a little above what was measured."""
-    weight, _ = matrix()
+    weight, _ = matrix(k=k)
     losses = {}
     for each in ways(scheme, weight.shape[1], EVERYTHING):
         tensor = quantize(weight, each)
@@ -87,9 +90,10 @@ def test_scales_are_as_the_format_says_and_lose_less(scheme: Scheme) -> None:
     assert losses["levels"] < 0.88 * losses["pairs"]
 
 
+@pytest.mark.parametrize("k", [512, 896])
 @schemes
-def test_calibration_loses_less_in_every_way(scheme: Scheme) -> None:
-    weight, moments = matrix()
+def test_calibration_loses_less_in_every_way(scheme: Scheme, k: int) -> None:
+    weight, moments = matrix(k=k)
     curvature = Curvature.of(moments)
     for each in ways(scheme, weight.shape[1], EVERYTHING):
         tensors = [

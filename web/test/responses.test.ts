@@ -32,7 +32,7 @@ test.each(taken)("a request becomes the chat of the vectors: $name", ({ request,
 test.each(refused)("is refused by name: $param in $request", ({ param, request }) => {
   let failure: RequestError | null = null;
   try {
-    checked(request);
+    chatOf(checked(request), []);
   } catch (error) {
     failure = error as RequestError;
   }

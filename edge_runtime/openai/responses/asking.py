@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nearfar.edge_runtime.openai.parameters import SAMPLING
+from nearfar.errors import RequestError
 
 Record = dict[str, Any]
 
@@ -35,7 +36,8 @@ SHARED = (
 def chat_of(body: Mapping[str, Any], before: Sequence[Record] = ()) -> Record:
     """Return a checked request as the fields of a chat completion; absent fields are left out.
 
-    `before`: the messages of the earlier responses that the request continues.
+    `before`: the messages of the earlier responses that the request continues. Raises RequestError for a
+    tool_choice that allows a function which is not among the tools.
     """
     told = body.get("instructions")
     messages = [] if told is None else [{"role": "system", "content": told}]
@@ -172,6 +174,10 @@ def _tools(body: Mapping[str, Any]) -> tuple[list[Record], Any]:
         name = joined(choice.get("namespace"), choice["name"])
         return tools, {"type": "function", "function": {"name": name}}
     names = {joined(each.get("namespace"), each["name"]) for each in choice["tools"]}
+    if strange := names - {tool["function"]["name"] for tool in tools}:
+        raise RequestError(
+            f"tool_choice allows {min(strange)!r:.80}, which is not among the tools", "tool_choice"
+        )
     return [tool for tool in tools if tool["function"]["name"] in names], choice["mode"]
 
 

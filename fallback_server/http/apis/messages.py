@@ -8,7 +8,7 @@ skipped.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,10 +28,12 @@ from nearfar.fallback_server.http.fields import (
     many,
     within,
 )
-from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, Thinking
+from nearfar.fallback_server.http.schemas import MAX_MESSAGES, CacheControl, ModelName, Thinking, concerning
 from nearfar.format.requests import MAX_STOPS, MAX_TOOLS
 
 BLOCKS = ("text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking")
+Citations = Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | JsonObject
+"""The sources of a text, or whether a document may be cited."""
 
 
 class Block(Strict):
@@ -45,13 +47,13 @@ class Block(Strict):
     data: Annotated[str | None, SILENT] = None
     id: Annotated[str, Field(max_length=128)] | None = None
     name: Name | None = None
-    input: AnyJson = None
+    input: JsonObject | None = None
     tool_use_id: Annotated[str, Field(max_length=128)] | None = None
     content: str | Annotated[list[Block], many(MAX_PARTS), few(MAX_PARTS)] | None = None
     is_error: bool | None = None
     source: Annotated[Any, PASSED] = None
-    citations: Annotated[Any, SILENT] = None
-    cache_control: Annotated[Any, SILENT] = None
+    citations: Annotated[Citations | None, SILENT] = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -103,8 +105,8 @@ class SystemBlock(Strict):
     place = "system."
     type: Literal["text"]
     text: str
-    citations: Annotated[Any, SILENT] = None
-    cache_control: Annotated[Any, SILENT] = None
+    citations: Annotated[Citations | None, SILENT] = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
 
 class CustomTool(Strict):
@@ -116,7 +118,7 @@ class CustomTool(Strict):
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
-    cache_control: Annotated[Any, SILENT] = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @property
     def chat(self) -> Record:
@@ -176,12 +178,28 @@ class CountRequest(Strict):
     thinking: Annotated[Thinking | None, HINT] = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    cache_control: Annotated[Any, SILENT] = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @field_validator("tools", mode="before")
     @classmethod
     def _runnable(cls, given: Any) -> Any:
         return known_of(given, "tools", ("custom",))
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        formats = (self.output_format, self.output_config.format if self.output_config else None)
+        if None not in formats and formats[0] != formats[1]:
+            raise concerning(
+                "output_format", "output_format and output_config.format differ: give one of them"
+            )
+        return self
+
+
+class Metadata(Strict):
+    """What a client says of its user."""
+
+    place = "metadata."
+    user_id: str | None = None
 
 
 class MessageRequest(CountRequest):
@@ -193,8 +211,8 @@ class MessageRequest(CountRequest):
     top_p: float | None = within("top_p")
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     stop_sequences: Annotated[list[Stop], many(MAX_STOPS), few(MAX_STOPS)] | None = None
-    metadata: Annotated[Any, SILENT] = None
-    service_tier: Annotated[Any, SILENT] = None
+    metadata: Annotated[Metadata | None, SILENT] = None
+    service_tier: Annotated[str | None, Field(max_length=32), SILENT] = None
 
 
 def chat_of(body: CountRequest) -> Record:
@@ -208,7 +226,8 @@ def chat_of(body: CountRequest) -> Record:
         "thinking": body.thinking.model_dump(exclude_none=True) if body.thinking is not None else None,
         "reasoning_effort": config.effort,
     }
-    if choice is not None and body.tools:
+    # Anthropic takes "auto" and "none" without tools; a chat refuses a choice that needs tools.
+    if choice is not None and (body.tools or choice.type in ("any", "tool")):
         named = {"type": "function", "function": {"name": choice.name}}
         made["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
         made["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None

@@ -8,10 +8,10 @@ import json
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nearfar.edge_runtime.openai.responses.asking import with_one_system
-from nearfar.fallback_server.http.apis.asking import Record
+from nearfar.fallback_server.http.apis.asking import Record, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
     SILENT,
@@ -25,10 +25,13 @@ from nearfar.fallback_server.http.fields import (
     many,
     within,
 )
-from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SamplingFields
+from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SamplingFields, concerning
 from nearfar.format.requests import MAX_TOOLS
 
 NO_IMAGES = "this server reads no images"
+STAYS = Only((-1, "-1"), "models stay loaded until the server ends")
+KeepAlive = Annotated[Any, STAYS, SILENT]
+"""How long a model stays loaded after the request; a negative time means forever."""
 
 
 class Options(SamplingFields):
@@ -57,7 +60,7 @@ class CalledFunction(Strict):
     place = "messages.tool_calls.function."
     name: Name
     arguments: AnyJson = None
-    index: Annotated[Any, SILENT] = None
+    index: Annotated[int | None, SILENT] = None
 
 
 class OllamaCall(Strict):
@@ -66,7 +69,7 @@ class OllamaCall(Strict):
     place = "messages.tool_calls."
     function: CalledFunction
     id: Annotated[str, Field(max_length=128)] | None = None
-    type: Annotated[Any, SILENT] = None
+    type: Annotated[str | None, SILENT] = None
 
 
 class OllamaMessage(Strict):
@@ -107,7 +110,7 @@ class OllamaFields(Strict):
     format: Literal["json", ""] | JsonObject | None = None
     options: Options | None = None
     think: Annotated[bool | Annotated[str, Field(max_length=32)] | None, HINT] = None
-    keep_alive: Annotated[Any, SILENT] = None
+    keep_alive: KeepAlive = None
 
     def fields(self) -> Record:
         """Return the shared fields in a chat completion's form."""
@@ -144,6 +147,14 @@ class GenerateBody(OllamaFields):
     context: Annotated[Any, Only(([],), instead="use /api/chat for a conversation")] = None
     images: Annotated[Any, Only(([],), instead=NO_IMAGES)] = None
 
+    @model_validator(mode="after")
+    def _raw_alone(self) -> GenerateBody:
+        if self.raw and self.system:
+            raise concerning("system", "raw: true sends the prompt as it is, without system: leave one out")
+        if self.raw and self.think is not None:
+            skip("think")  # a raw prompt has no chat template
+        return self
+
     @property
     def chat(self) -> Record:
         """The fields of a chat completion of one question."""
@@ -157,9 +168,9 @@ class EmbedBody(Strict):
     model: ModelName = None
     input: Inputs
     dimensions: int | None = Field(None, ge=1, le=65536)
-    truncate: Annotated[Any, SILENT] = None
-    options: Annotated[Any, SILENT] = None
-    keep_alive: Annotated[Any, SILENT] = None
+    truncate: Annotated[bool | None, SILENT] = None
+    options: Annotated[JsonObject | None, SILENT] = None
+    keep_alive: KeepAlive = None
 
 
 class EmbeddingsBody(Strict):
@@ -167,8 +178,8 @@ class EmbeddingsBody(Strict):
 
     model: ModelName = None
     prompt: str
-    options: Annotated[Any, SILENT] = None
-    keep_alive: Annotated[Any, SILENT] = None
+    options: Annotated[JsonObject | None, SILENT] = None
+    keep_alive: KeepAlive = None
 
 
 class NamedBody(Strict):
@@ -176,7 +187,7 @@ class NamedBody(Strict):
 
     model: ModelName = None
     name: ModelName = None
-    verbose: Annotated[Any, SILENT] = None
+    verbose: Annotated[bool | None, SILENT] = None
 
 
 def messages_of(given: list[OllamaMessage]) -> list[Record]:

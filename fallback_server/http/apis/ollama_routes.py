@@ -9,7 +9,7 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from nearfar.fallback_server.engines.base import ModelInfo
+from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo
 from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked, asked_vectors
 from nearfar.fallback_server.http.apis.ollama import (
     ChatBody,
@@ -17,8 +17,9 @@ from nearfar.fallback_server.http.apis.ollama import (
     EmbeddingsBody,
     GenerateBody,
     NamedBody,
+    OllamaFields,
 )
-from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, now
+from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, never, now
 from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
@@ -37,8 +38,7 @@ def add(api: APIRouter, service: Service) -> None:
         if not body.messages:  # a request without messages asks to load the model
             return _loaded(service, request, body.model)
         wanted = as_chat(service, request, _name(service, request, body.model), body.chat)
-        shape = OllamaShape(wanted.model, chat=True)
-        return await TrackedCall(service, request, wanted).respond(shape, body.stream is not False)
+        return await _answered(service, request, wanted, body)
 
     @api.post("/generate", response_model=None)
     async def generate(body: GenerateBody, request: Request) -> Response:
@@ -54,8 +54,7 @@ def add(api: APIRouter, service: Service) -> None:
             wanted = asked(service, request, CompletionRequest.model_validate(given))
         else:
             wanted = as_chat(service, request, model, body.chat)
-        shape = OllamaShape(wanted.model, chat=False)
-        return await TrackedCall(service, request, wanted).respond(shape, body.stream is not False)
+        return await _answered(service, request, wanted, body)
 
     @api.post("/embed", response_model=None)
     async def embed(body: EmbedBody, request: Request) -> Response:
@@ -83,7 +82,7 @@ def add(api: APIRouter, service: Service) -> None:
     async def running(request: Request) -> Record:
         """List the loaded models: all that the key may use."""
         listed = [_listed(info) for info in service.visible(tenant_of(request))]
-        return {"models": [{**each, "size_vram": 0, "expires_at": now()} for each in listed]}
+        return {"models": [{**each, "size_vram": 0, "expires_at": never()} for each in listed]}
 
     @api.post("/show", response_model=None)
     async def show(body: NamedBody, request: Request) -> Record:
@@ -101,6 +100,15 @@ def add(api: APIRouter, service: Service) -> None:
     async def version() -> Record:
         """Return the version of this server."""
         return {"version": __version__}
+
+
+async def _answered(
+    service: Service, request: Request, wanted: EngineRequest, body: OllamaFields
+) -> Response:
+    """Answer with text, as a stream unless the client does not want one."""
+    call = TrackedCall(service, request, wanted)
+    shape = OllamaShape(wanted.model, call.times, chat=isinstance(body, ChatBody))
+    return await call.respond(shape, body.stream is not False)
 
 
 async def _vectors(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
 from nearfar.edge_runtime.openai.records import FinishReason
@@ -14,6 +13,7 @@ from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import OLLAMA, Problem
 from nearfar.fallback_server.http.shapes import Record
 from nearfar.fallback_server.http.streams import line
+from nearfar.fallback_server.http.times import CallTimes
 
 NDJSON = "application/x-ndjson"
 _DONE: dict[FinishReason, str] = {"length": "length"}
@@ -22,15 +22,14 @@ _DONE: dict[FinishReason, str] = {"length": "length"}
 class OllamaShape:
     """The shape of an answer of /api/chat, or of /api/generate where `chat` is False.
 
-    Calls are sent whole: Ollama's clients read their arguments as an object.
+    Calls are sent whole: Ollama's clients read their arguments as an object. `times`: the times
+    of the call.
     """
 
     media_type = NDJSON
 
-    def __init__(self, model: str, *, chat: bool) -> None:
-        self._model, self._chat = model, chat
-        self._started = time.monotonic_ns()
-        self._first = 0
+    def __init__(self, model: str, times: CallTimes, *, chat: bool) -> None:
+        self._model, self._times, self._chat = model, times, chat
         self._calls: list[CallPart] = []
         self._finish: FinishReason = "stop"
 
@@ -66,7 +65,6 @@ class OllamaShape:
         return {**self._head(), **self._said(text, thought, self._whole_calls()), **self._figures(usage)}
 
     def _take(self, piece: Piece) -> None:
-        self._first = self._first or time.monotonic_ns()
         self._calls += piece.tool_calls
         self._finish = piece.finish or self._finish
 
@@ -92,17 +90,15 @@ class OllamaShape:
         return {"message": {"role": "assistant", "content": text, **thinking, **called}}
 
     def _figures(self, usage: TokenUsage) -> Record:
-        ended = time.monotonic_ns()
-        first = self._first or ended
         return {
             "done": True,
             "done_reason": _DONE.get(self._finish, "stop"),
-            "total_duration": ended - self._started,
+            "total_duration": _nanoseconds(self._times.total),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": first - self._started,
+            "prompt_eval_duration": _nanoseconds(self._times.prefill(usage.queued)),
             "eval_count": usage.completion,
-            "eval_duration": ended - first,
+            "eval_duration": _nanoseconds(self._times.decode),
         }
 
     @staticmethod
@@ -110,6 +106,19 @@ class OllamaShape:
         return line(record) + b"\n"
 
 
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
 def now() -> str:
     """The time as Ollama writes it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return _written(datetime.now(UTC))
+
+
+def never() -> str:
+    """The time at which Ollama says that a model ends which stays loaded (`keep_alive` -1): in 292 years."""
+    return _written(datetime.now(UTC) + timedelta(microseconds=2**63 // 1000))
+
+
+def _written(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")

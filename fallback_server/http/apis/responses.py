@@ -167,6 +167,14 @@ class AllowedTools(Strict):
     mode: Literal["auto", "required"]
     tools: Annotated[list[ResponseToolName], many(MAX_TOOLS), few(MAX_TOOLS)]
 
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _functions(cls, given: Any) -> Any:
+        return known_of(given, "tool_choice.tools", ("function",))
+
+
+ToolChoiceItem = Annotated[ResponseToolName | AllowedTools, Field(discriminator="type")]
+
 
 class TextFormat(Strict):
     """The format of the answer: text, any JSON object, or a JSON schema."""
@@ -214,7 +222,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     tools: Annotated[list[ToolItem], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolName | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceItem | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     reasoning: Reasoning | None = None
@@ -230,7 +238,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     conversation: Annotated[Any, Only(instead="send the items, or previous_response_id")] = None
     prompt: Annotated[Any, Only(instead="send the text itself as input")] = None
     truncation: Annotated[Any, Only(("disabled",))] = None
-    max_tool_calls: Annotated[Any, SILENT] = None
+    max_tool_calls: Annotated[int | None, SILENT] = None
 
     @field_validator("input", mode="before")
     @classmethod

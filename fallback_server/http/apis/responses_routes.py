@@ -11,6 +11,7 @@ from nearfar.edge_runtime.openai.responses.shape import ResponseRecords, new_id
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat
+from nearfar.fallback_server.http.apis.pages import page_of
 from nearfar.fallback_server.http.apis.responses import ReferenceItem, ResponseRequest
 from nearfar.fallback_server.http.apis.responses_shape import ResponseShape
 from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
@@ -46,7 +47,14 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
 
     @api.get("/responses/{name}", response_model=None)
     async def retrieve(name: str, request: Request) -> Record:
-        """Return a stored response."""
+        """Return a stored response. Raises RequestError for `stream`: events are not stored."""
+        if (stream := request.query_params.get("stream", "false")) != "false":
+            raise RequestError(
+                "stream must be false here: a response is streamed only while it is made. Read it whole"
+                if stream == "true"
+                else f"stream must be true or false, not {stream!a:.40}",
+                "stream",
+            )
         return _found(kept, request, name).record
 
     @api.delete("/responses/{name}", response_model=None)
@@ -58,12 +66,8 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
 
     @api.get("/responses/{name}/input_items", response_model=None)
     async def input_items(name: str, request: Request) -> Record:
-        """List the items that a stored response answered, the newest first."""
-        items = _found(kept, request, name).items[::-1]
-        first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-        return {
-            "object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False
-        }  # fmt: skip
+        """List the items that a stored response answered, page by page, the newest first."""
+        return page_of(_found(kept, request, name).items, request.query_params)
 
 
 def _store(kept: KeptResponses | None) -> KeptResponses:

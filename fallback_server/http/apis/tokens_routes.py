@@ -20,6 +20,7 @@ from nearfar.fallback_server.http.schemas import (
     ModelName,
     TemplateVariables,
     Tool,
+    check_turns,
 )
 from nearfar.format.requests import MAX_TOOLS
 
@@ -41,6 +42,8 @@ class TokenizeRequest(Strict):
     def _one(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give one of prompt and messages")
+        if self.messages is not None:
+            check_turns(self.messages, self.continue_final_message, self.add_generation_prompt)
         return self
 
 
@@ -78,12 +81,12 @@ def add(api: APIRouter, service: Service) -> None:
                 "count": len(tokens), "max_model_len": length, "tokens": list(tokens), "token_strs": strings
             }  # fmt: skip
 
-        return await TrackedCall(service, request, wanted).count(told)
+        return await TrackedCall(service, request, wanted).count(told, MAX_PROMPT_TOKENS)
 
     @api.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Record:
         """Return the text of tokens."""
         tenant = tenant_of(request)
-        service.model(service.named(body.model, tenant), tenant)
+        service.single(service.model(service.named(body.model, tenant), tenant), request.url.path, tenant)
         (text,) = await service.engine.texts_of([body.tokens])
         return {"prompt": text}

@@ -19,7 +19,7 @@ from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
-from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
+from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_options, is_url
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
 from nearfar.fallback_server.engines.vllm import VllmOptions
 from nearfar.fallback_server.http.limits import ServerLimits
@@ -380,8 +380,8 @@ def serve(
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
     LoadOptions(threads=threads, kv_memory=kv_memory)
     check_access(options)  # access options are also checked before anything is built or fetched
-    if chosen not in ("auto", "upstream"):
-        check_program(chosen, engines)
+    if chosen != "auto" or not is_url(model):  # one address may be an artifact's, which is seen later
+        check_options(chosen, engines)
     if adapter is not None and len(model) > 1:
         raise RequestError("--adapter is merged into one model: give one, and a server of its own for others")
     found = model

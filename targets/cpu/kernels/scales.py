@@ -80,10 +80,10 @@ class SpanScales:
 
     def _unpacked(self) -> Expr:
         layout, dtype = self._layout, "uint32"
-        table = v.local((layout.values * v.ROWS // BYTES_OF_WORD,), dtype)
         runs = [layout.level_run(plane) for plane in layout.levels]
         n = min(runs) * HALF_LINE
-        for half in range(0, layout.values // BYTES_OF_WORD * HALVES, min(runs)):
+        table = v.local((-(-layout.table_halves // min(runs)) * n,), dtype)
+        for half in range(0, layout.table_halves, min(runs)):
             found = None
             for plane, start, run in zip(layout.levels, layout.level_starts, runs, strict=False):
                 index, inside = divmod(half, run)

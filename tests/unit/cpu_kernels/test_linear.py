@@ -23,8 +23,8 @@ from nearfar.targets.cpu.kernels.dot import lines, turn
 from nearfar.targets.cpu.packing import BlockLayout
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.job_reference import ACTIVATIONS
-from tests.support.scales import STORED_AS
-from tests.support.turns import share
+from tests.support.scales import ODD, STORED_AS
+from tests.support.turns import paired, share
 
 
 def linear(m: int, matrix: Matrix, **options: Any) -> Linear:
@@ -80,6 +80,8 @@ CAP = linear(1, Matrix(4096, 8, 32), softcap=30.0)
 STORED = share([
     *(linear(m, Matrix(n, 512, bits, group, scales=how), norm=1e-5, residual=True)
       for bits, group, how in STORED_AS for n, m in ((35, 1), (48, 16))),
+    *(linear(m, Matrix(40, k, bits, group, scales=how), norm=1e-5)
+      for (bits, group, k, how), m in paired(ODD, (1, 16))),
     linear(1, Matrix(48, 96, 5, 32, scales=SYMMETRIC)),
     linear(4, Matrix(16, 32, 8, 32, scales=SYMMETRIC), bias=True),
     linear(16, Matrix(64, 256, 4, 32, scales=STORED_AS[5][2]), gate="silu", bias=True),
@@ -140,10 +142,18 @@ def test_softcap_is_that_of_float32(jobs):
     np.testing.assert_allclose(got, 30 * np.tanh(values.astype(np.float64) / 30), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("bits", "group", "how"), [*STORED_AS, (3, 16, PAIRS), (6, 128, PAIRS)])
-def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bits, group, how):
+@pytest.mark.parametrize(
+    ("bits", "group", "k", "how"),
+    [
+        *((bits, group, 512, how) for bits, group, how in STORED_AS),
+        (3, 16, 512, PAIRS),
+        (6, 128, 512, PAIRS),
+        *ODD,
+    ],
+)
+def test_a_kernel_reads_each_line_of_a_span_and_scales_of_a_superblock_first(bits, group, k, how):
     """With scales after the codes of a superblock, decode would lose two thirds of its speed."""
-    layout = BlockLayout(Matrix(16, 512, bits, group, scales=how))
+    layout = BlockLayout(Matrix(16, k, bits, group, scales=how))
     codes = [
         begin + i
         for cell in range(layout.span // layout.cell)

@@ -15,7 +15,7 @@ from nearfar.kernels.jobs import Embed, Linear, Norm
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
 from tests.support.cpu_jobs import CpuJobs, inputs_of
-from tests.support.scales import STORED_AS
+from tests.support.scales import ODD, STORED_AS
 from tests.support.turns import paired, share
 
 HERE = architecture()
@@ -27,6 +27,9 @@ JOBS = share([
     *(Linear(m, Matrix(40, 256, bits, group, scales=how), "float32", "float32", norm=1e-5)
       for (bits, group, how), m in paired(STORED_AS, (1, 4, 16))),
     *(Embed(4, Matrix(40, 512, bits, group, scales=how)) for bits, group, how in STORED_AS[::2]),
+    *(Linear(1, Matrix(40, k, bits, group, scales=how), "float32", "float32")
+      for bits, group, k, how in ODD[:2]),
+    Embed(4, Matrix(40, 576, 4, 32, scales=ODD[0][3])),
     Linear(8, Matrix(70, 128, 8, 32), "float32", "float32", bias=True),
     Linear(16, Matrix(96, 128, 4, 64), "float32", "float32", norm=1e-6, gate="silu"),
     Linear(16, Matrix(64, 172, 16), "float32", "float32"),

@@ -4,6 +4,7 @@
  * both names. edge_runtime/openai/responses/asking.py does the same.
  */
 
+import { RequestError } from "../protocol/errors.js";
 import type { ChatCompletionRequest, MessageParam, TextPart, ToolCall } from "../protocol/openai.js";
 import type { ResponsePart, ResponseTool, Wanted } from "./types.js";
 
@@ -158,5 +159,8 @@ function toolsOf({ tools = [], tool_choice }: Wanted): {
     return { tools: made, choice: { type: "function", function: { name } } };
   }
   const names = tool_choice.tools.map((each) => joined(each.namespace, each.name));
+  const strange = names.find((name) => !made.some((tool) => tool.function.name === name));
+  if (strange !== undefined)
+    throw new RequestError(`tool_choice allows "${strange}", which is not among the tools`, "tool_choice");
   return { tools: made.filter((tool) => names.includes(tool.function.name)), choice: tool_choice.mode };
 }
