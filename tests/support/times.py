@@ -69,9 +69,10 @@ class Times:
 class Descendants:
     """CPU seconds of the running descendants of this process.
 
-    A reading takes 10 us for each thread of each process: 2 ms beside a browser, and tests with their fixtures
-    ask ten times each. So a reading is used again for `KEPT` times as long as it took. It is not used after a
-    child was waited for, because the seconds of that child are then among those of ended children.
+    A reading takes 10 us for each thread of each process: 2 ms beside a browser, and tests with their
+    fixtures ask ten times each. So a reading is used again for `KEPT` times as long as it took. It is not
+    used after a child was waited for, because the seconds of that child are then among those of ended
+    children.
     """
 
     KEPT = 50

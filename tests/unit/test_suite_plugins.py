@@ -200,7 +200,7 @@ def test_times_are_of_tests_files_and_fixtures_with_children(
 
 def test_running_processes_are_read_seldom_and_after_each_that_ended() -> None:
     """To read the threads of a browser takes milliseconds, and each fixture of each test asks."""
-    now, readings = [0.0], []
+    now, readings = [0.0], list[float]()
 
     def read() -> float:
         now[0] += 0.002
