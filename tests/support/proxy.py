@@ -42,7 +42,9 @@ class Proxy:
             self._open.clear()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening. The thread that accepts connections is woken, and ends."""
+        with suppress(OSError):  # it was closed before
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _accept(self) -> None:

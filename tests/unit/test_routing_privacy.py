@@ -65,7 +65,8 @@ class Tripwire:
                 connection.close()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop. The thread that accepts connections is woken, and ends."""
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.support import budgets, times, turns
 from tests.support.paths import ROOT
+from tests.support.proxy import Proxy
 from tests.support.times import Spent, Times, cpu_seconds, tables
 
 pytest_plugins = ["pytester"]
@@ -194,6 +196,34 @@ def test_times_are_of_tests_files_and_fixtures_with_children(
     assert 0.4 < child.cpu < 3
     assert times.collection > 0.1
     assert f"| {file} |" in tables(times)
+
+
+def test_running_processes_are_read_seldom_and_after_each_that_ended() -> None:
+    """To read the threads of a browser takes milliseconds, and each fixture of each test asks."""
+    now, readings = [0.0], list[float]()
+
+    def read() -> float:
+        now[0] += 0.002
+        readings.append(now[0])
+        return float(len(readings))
+
+    descendants = times.Descendants(read, lambda: now[0], lambda: now[0])
+    assert [descendants.seconds(0.0) for _ in range(100)] == [1.0] * 100
+    now[0] += 0.09
+    assert descendants.seconds(0.0) == 1.0
+    assert descendants.seconds(0.5) == 2.0  # a child ended: its seconds must not count twice
+    now[0] += 0.11
+    assert descendants.seconds(0.5) == 3.0  # the reading was old
+
+
+def test_a_closed_proxy_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    proxy = Proxy(9)
+    accepting = [thread for thread in set(threading.enumerate()) - before if "_accept" in thread.name]
+    proxy.close()
+    for thread in accepting:
+        thread.join(60)
+    assert [thread.is_alive() for thread in accepting] == [False]
 
 
 def test_cpu_seconds_grow_with_work() -> None:
