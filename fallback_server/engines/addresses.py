@@ -160,9 +160,12 @@ class AddressBook:
         return tuple(found.values())
 
     def able(self, path: str, model: str) -> bool:
-        """Whether an address may get a request for a model now."""
+        """Whether an address that lists its models may get a request for a model now."""
         now = self._clock()
-        return any(each.serves(path, model) and each.breaker(path).allows(now) for each in self.addresses)
+        return any(
+            not each.trouble and each.serves(path, model) and each.breaker(path).allows(now)
+            for each in self.addresses
+        )
 
     def candidates(self, prompt: str, path: str, model: str, attempts: int) -> Iterator[Address]:
         """Yield the addresses to try, one after the other. Each is chosen when the caller takes it."""

@@ -81,6 +81,8 @@ class EngineRequest:
     """
     passed: bool = False
     """Whether the client takes the events of `body`'s API as an upstream sends them."""
+    without: str = ""
+    """The model that failed, where `model` stands for several: another one is chosen."""
 
     @property
     def chat(self) -> bool:

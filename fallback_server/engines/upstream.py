@@ -152,7 +152,8 @@ class UpstreamEngine:
         text = await beside(lambda: prompt_text(request), prompt_size(request))
         tokens = max(len(text) // CHARS_PER_TOKEN, 1)
         if self.options.auto is not None and request.model == AUTO:
-            request = replace(request, model=await self._chosen(self.options.auto, request, tokens))
+            most = await beside(lambda: most_tokens(request, text), prompt_size(request))
+            request = replace(request, model=await self._chosen(self.options.auto, request, most))
         return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
@@ -162,14 +163,14 @@ class UpstreamEngine:
         if request.most_tokens is not None:
             return auto.small
         path = CHAT if request.chat else COMPLETIONS
-        standings = [self._standing(name, path, request.tenant) for name in auto.models]
+        standings = [self._standing(name, path, request) for name in auto.models]
         large = await beside(lambda: auto.choose(request, tokens, *standings), prompt_size(request))
         if large is None:
             raise EngineError("none of the models that auto stands for can answer this now; try again later")
         return auto.large if large else auto.small
 
-    def _standing(self, model: str, path: str, tenant: Tenant) -> Standing:
-        up = tenant.allows(model) and self.book.able(path, model)
+    def _standing(self, model: str, path: str, request: EngineRequest) -> Standing:
+        up = model != request.without and request.tenant.allows(model) and self.book.able(path, model)
         context = next((info.context_length for info in self.models() if info.id == model), 0)
         return Standing(up, context)
 
@@ -333,6 +334,16 @@ class UpstreamEngine:
         while True:
             await asyncio.sleep(self.options.probe_seconds)
             await self._list()
+
+
+def most_tokens(request: EngineRequest, text: str) -> int:
+    """Estimate the tokens of a prompt that is `text`, rather too many: a prompt of token ids has as many; of
+    text each byte beyond ASCII can be one, and a token has three characters of ASCII or more.
+    """
+    if not request.chat and all(not isinstance(prompt, str) for prompt in request.prompts):
+        return max((len(prompt) for prompt in request.prompts), default=1)
+    plain = sum(map(str.isascii, text))
+    return max(plain // 3 + len(text.encode(errors="replace")) - plain, 1)
 
 
 def _stats(*counts: RelayFigures) -> BackendStats:

@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import (
     Answers,
     EngineRequest,
@@ -32,6 +33,7 @@ from nearfar.fallback_server.http.ignoring import ignore, names_of
 from nearfar.fallback_server.http.limits import answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry
 from nearfar.fallback_server.http.metrics import CallMetrics
+from nearfar.fallback_server.http.middleware import TRACKED
 from nearfar.fallback_server.http.names import own_names
 from nearfar.fallback_server.http.service import Service, outcome_of, ticket_of
 from nearfar.fallback_server.http.shapes import merged
@@ -56,6 +58,7 @@ class TrackedCall:
     def __init__(self, service: Service, request: Request, wanted: EngineRequest) -> None:
         self.service, self.request, self.wanted = service, request, wanted
         self.times = CallTimes()
+        request.scope["state"][TRACKED] = True
         self._ticket = ticket_of(request)
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
@@ -119,9 +122,14 @@ class TrackedCall:
 
     async def _forward(self, forward: Callable[[Prepared], ForwardedRequest], stream: bool) -> Response:
         async def begin() -> tuple[AsyncGenerator[ForwardedChunk, None], ForwardedChunk]:
-            made = self._forwarded = forward(await self._prepare())
-            parts = made.parts()
-            return parts, await anext(parts, ForwardedChunk(b"", "application/octet-stream"))
+            prepared = await self._prepare()
+            while True:
+                made = self._forwarded = forward(prepared)
+                parts = made.parts()
+                try:
+                    return parts, await anext(parts, ForwardedChunk(b"", "application/octet-stream"))
+                except EngineError as error:
+                    prepared = await self._instead(error)
 
         parts, first = await unless_gone(self.request.receive, begin())
         self._name_ignored(first.ignored)
@@ -149,7 +157,7 @@ class TrackedCall:
             self._status, self._outcome = 200, "ok"
         except Exception as error:
             problem = problem_of(error, self.request)
-            self._status, self._outcome = problem.status, outcome_of(problem)
+            self._status, self._outcome = problem.status, outcome_of(problem.status)
             yield event(problem.told(self.request.url.path), "error")
         finally:
             await self._finish()
@@ -174,7 +182,7 @@ class TrackedCall:
             raise
         except Exception as error:
             problem = problem_of(error, self.request)
-            await self._end(problem.status, outcome_of(problem))
+            await self._end(problem.status, outcome_of(problem.status))
             return problem.response(self.request.url.path)
 
     async def cancel(self) -> None:
@@ -256,6 +264,22 @@ class TrackedCall:
         self.metrics.prompt_length.observe(prepared.prompt_tokens)
         return prepared
 
+    async def _instead(self, error: EngineError) -> Prepared:
+        """Return the request for the other model, where the requested name stands for several and the chosen
+        one failed before its first token. Raises `error` where no other model can answer.
+        """
+        asked = self._listed
+        if asked is None or not asked.stands_for or self.wanted.without:
+            raise error
+        self.wanted = replace(self.wanted, model=asked.id, without=self.wanted.model)
+        try:
+            prepared = self._prepared = await self.service.engine.prepare(self.wanted)
+        except EngineError:
+            self.wanted = replace(self.wanted, model=self.wanted.without)
+            raise error from None
+        self._answered_by(prepared.request.model)
+        return prepared
+
     async def _vectors(
         self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> Response:
@@ -266,17 +290,23 @@ class TrackedCall:
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare and submit the request, and observe its pieces."""
-        prepared = await self._prepare()
+        prepared, begun = await self._prepare(), False
         self.times.submitted = time.monotonic()
-        answers = self._answers = await self.service.engine.submit(prepared)
-        begun = False
-        async with aclosing(answers.pieces()) as pieces:
-            async for piece in pieces:
-                if not begun:
-                    begun = True
-                    self._name_ignored(answers.ignored)
-                self._watch(piece)
-                yield piece
+        while not begun:
+            answers = self._answers = await self.service.engine.submit(prepared)
+            try:
+                async with aclosing(answers.pieces()) as pieces:
+                    async for piece in pieces:
+                        if not begun:
+                            begun = True
+                            self._name_ignored(answers.ignored)
+                        self._watch(piece)
+                        yield piece
+                return
+            except EngineError as error:
+                if begun:
+                    raise
+                prepared = await self._instead(error)
 
     async def _whole(self, shape: ResponseWriter) -> Response:
         made: list[Piece] = []
@@ -310,7 +340,7 @@ class TrackedCall:
             yield last
         except Exception as error:
             problem = problem_of(error, self.request)
-            self._status, self._outcome = problem.status, outcome_of(problem)
+            self._status, self._outcome = problem.status, outcome_of(problem.status)
             await self._finish()
             for data in shape.failed(problem):
                 yield data

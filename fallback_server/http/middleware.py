@@ -28,6 +28,8 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 ASKED = ("/v1/", "/v2/", "/api/")
 """Prefixes of the paths of requests for an engine."""
+TRACKED = "tracked"
+"""The name in a request's state by which a call says that it counts and logs the request."""
 _PROBES = ("/health", "/ready", "/metrics")
 
 
@@ -204,12 +206,10 @@ class Door:
     """Counts each request to the engine in its tenant's limits before the body is read, and removes it at the
     end.
 
-    `turned_away` is called for each rejected request.
+    `turned_away` is called with the status of each rejected request that no call counts and logs (TRACKED).
     """
 
-    def __init__(
-        self, app: ASGIApp, admission: Admission, turned_away: Callable[[Scope, ApiError], None]
-    ) -> None:
+    def __init__(self, app: ASGIApp, admission: Admission, turned_away: Callable[[Scope, int], None]) -> None:
         self._app, self._admission, self._turned_away = app, admission, turned_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -220,14 +220,24 @@ class Door:
         try:
             ticket = await self._admission.enter(scope["state"]["tenant"])
         except ApiError as error:
-            self._turned_away(scope, error)
+            self._turned_away(scope, error.problem.status)
             await error.problem.response(scope["path"])(scope, receive, send)
             return
         scope["state"]["ticket"] = ticket
+        status = 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, noted)
         finally:
             ticket.leave()
+            if status >= 400 and TRACKED not in scope["state"]:
+                self._turned_away(scope, status)
 
 
 class Rests:

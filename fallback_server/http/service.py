@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo, ServerEngine, TokenUsage
-from nearfar.fallback_server.http.errors import ApiError, Problem
+from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.limits import Admission, AdmittedRequest
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
@@ -75,18 +75,18 @@ class Service:
     name none.
     """
 
-    def turned_away(self, scope: Scope, error: ApiError) -> None:
-        """Count and log a request that was rejected before its body was read."""
-        problem, state = error.problem, scope["state"]
-        self.metrics.unanswered(outcome_of(problem))
+    def turned_away(self, scope: Scope, status: int) -> None:
+        """Count and log a request that was rejected before it was a call."""
+        state = scope["state"]
+        self.metrics.unanswered(outcome_of(status))
         if self.audit is not None:
             entry = AuditEntry(
                 state["request_id"],
                 state["tenant"].name,
                 scope["path"],
                 "",
-                problem.status,
-                outcome_of(problem),
+                status,
+                outcome_of(status),
                 0,
                 0,
                 0.0,
@@ -94,8 +94,12 @@ class Service:
             self.audit.write(entry)
 
     def visible(self, tenant: Tenant) -> list[ModelInfo]:
-        """Return the models that a tenant may use."""
-        return [info for info in self.engine.models() if tenant.allows(info.id)]
+        """Return the models that a tenant may use; a name that stands for several needs one of these."""
+        return [
+            info
+            for info in self.engine.models()
+            if tenant.allows(info.id) and any(map(tenant.allows, info.stands_for or (info.id,)))
+        ]
 
     def model(self, name: str, tenant: Tenant) -> ModelInfo:
         """Return a model that a tenant may use. Raises ApiError with 404 for any other model."""
@@ -167,8 +171,8 @@ def ticket_of(request: Request) -> AdmittedRequest:
     return ticket
 
 
-def outcome_of(problem: Problem) -> str:
-    """The outcome of a call that ended with an error, in metrics and logs."""
-    if problem.status == 429:
+def outcome_of(status: int) -> str:
+    """The outcome of a request that ended with an error, in metrics and logs."""
+    if status == 429:
         return "limited"
-    return "refused" if problem.status < 500 else "failed"
+    return "refused" if status < 500 else "failed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,10 +25,15 @@ def opened_fronts() -> Iterator[Fronts]:
     with ExitStack() as opened:
 
         def make(
-            cloud: Cloud, names: tuple[str, ...] = (), app: AppOptions | None = None, **more: Any
+            cloud: Cloud,
+            names: tuple[str, ...] = (),
+            app: AppOptions | None = None,
+            others: Sequence[Cloud] = (),
+            **more: Any,
         ) -> tuple[RunningServer, httpx.Client]:
             options = UpstreamOptions(**{"key": "inner", "probe_seconds": 60, **more})
-            server = RunningServer(lambda: UpstreamEngine.connect([cloud.address], options, names), app)
+            addresses = [each.address for each in (cloud, *others)]
+            server = RunningServer(lambda: UpstreamEngine.connect(addresses, options, names), app)
             opened.callback(server.close)
             client = httpx.Client(base_url=server.address, timeout=60)
             opened.callback(client.close)

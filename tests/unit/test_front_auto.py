@@ -85,6 +85,36 @@ def test_a_model_that_is_down_is_not_chosen(front: Any) -> None:
     assert chosen(front(small_up=False), EASY) == "large"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_other_model_answers_where_the_chosen_one_fails(stream: bool) -> None:
+    """Until the next look at the list of models, the small model seems to be up."""
+
+    def broken(path: str, body: Json) -> Iterator[bytes]:
+        models = {"data": [{"id": "small", "max_model_len": 200}]}
+        yield reply("200 OK", models) if path == "/v1/models" else reply("503 Service Unavailable", {})
+
+    with opened_fronts() as fronts, Cloud(broken) as down:
+        client = fronts(cloud(small_up=False), others=[down], auto=auto_models("small,large", None))[1]
+        body: Json = {"model": "auto", "messages": [{"role": "user", "content": EASY}], "max_tokens": 50}
+        answered = client.post(CHAT, json={**body, "stream": stream})
+        assert answered.status_code == 200, answered.text
+        assert '"large"' in answered.text
+        assert down.posts(CHAT)
+
+
+@pytest.mark.parametrize("text", ["漢字" * 60, "🙂" * 50])
+def test_what_the_small_model_may_not_hold_goes_to_the_large_one(front: Any, text: str) -> None:
+    """A character beyond ASCII can be several tokens."""
+    assert chosen(front(), text) == "large"
+
+
+def test_token_ids_are_counted() -> None:
+    with opened_fronts() as fronts, cloud() as both:
+        client = fronts(both, auto=auto_models("small,large", None))[1]
+        client.post("/v1/completions", json={"model": "auto", "prompt": [5] * 300, "max_tokens": 9})
+        assert [body["model"] for body in both.posts("/v1/completions")] == ["large"]
+
+
 def test_a_key_gets_only_models_that_it_may_use(front: Any, tmp_path: Path) -> None:
     add_key(tmp_path / "keys.json", Key("alice", hashed("alice"), models=("auto", "large")))
     add_key(tmp_path / "keys.json", Key("bob", hashed("bob"), models=("small",)))

@@ -260,6 +260,13 @@ def test_cors_is_an_allow_list(secured: Secured) -> None:
 def test_the_audit_log_names_who_and_what_but_not_the_text(secured: Secured) -> None:
     with secured.http("alice", **{"X-Request-Id": "audited-1"}) as http:
         http.post("/v1/completions", json={"model": MODEL, "prompt": "SECRET WORDS", "max_tokens": 2})
+    wrong: list[tuple[str, object]] = [
+        ("/v1/completions", {"model": MODEL}), ("/v1/messages", {"model": MODEL, "max_tokens": "SECRET"}),
+        ("/api/chat", [1]), ("/v1/nothing", {}),
+    ]  # fmt: skip
+    for number, (path, body) in enumerate(wrong):
+        with secured.http("alice", **{"X-Request-Id": f"wrong-{number}"}) as http:
+            assert http.post(path, json=body).is_client_error
     assert secured.server.options.audit is not None
     secured.server.options.audit.flush()
     text = secured.audit.read_text()
@@ -267,6 +274,9 @@ def test_the_audit_log_names_who_and_what_but_not_the_text(secured: Secured) -> 
     entry = next(json.loads(line) for line in text.splitlines() if "audited-1" in line)
     assert (entry["key"], entry["model"], entry["outcome"], entry["status"]) == ("alice", MODEL, "ok", 200)
     assert (entry["prompt_tokens"], entry["completion_tokens"]) == (12, 2)
+    for number, (path, _) in enumerate(wrong):
+        (refused,) = (json.loads(line) for line in text.splitlines() if f"wrong-{number}" in line)
+        assert (refused["key"], refused["endpoint"], refused["outcome"]) == ("alice", path, "refused")
     assert {json.loads(line)["outcome"] for line in text.splitlines()} >= {"ok", "limited", "refused"}
 
 
