@@ -224,20 +224,17 @@ class Door:
             await error.problem.response(scope["path"])(scope, receive, send)
             return
         scope["state"]["ticket"] = ticket
-        status = 0
 
         async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            begins = message["type"] == "http.response.start"
+            if begins and message["status"] >= 400 and TRACKED not in scope["state"]:
+                self._turned_away(scope, message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, noted)
         finally:
             ticket.leave()
-            if status >= 400 and TRACKED not in scope["state"]:
-                self._turned_away(scope, status)
 
 
 class Rests:
