@@ -25,7 +25,6 @@ from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.engines.base import ServerEngine
 from nearfar.fallback_server.engines.opening import EngineKind, EngineOptions, is_url, open_engine
 from nearfar.fallback_server.http.app import AppOptions, create_app
-from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.connections import protocol
 from nearfar.fallback_server.http.counts import OwnCounts
 from nearfar.fallback_server.http.keys import KeyStore
@@ -33,6 +32,7 @@ from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
 from nearfar.fallback_server.http.opening import OpeningApp
 from nearfar.fallback_server.http.prices import Price
+from nearfar.fallback_server.http.service import Service
 from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray

@@ -34,7 +34,7 @@ class Hints:
         """
         if not isinstance(data or {}, Mapping):
             raise RequestError(
-                f"x_nearfar must be an object with {', '.join(_HINTS)}, not a {type(data).__name__}",
+                f"x_nearfar must be an object with {', '.join(_HINTS)}, not {data!r:.60}",
                 "x_nearfar",
             )
         given = {name: value for name, value in (data or {}).items() if value is not None}
@@ -76,7 +76,7 @@ def hints_of(messages: Any, params: Mapping[str, Any]) -> Asked:
     """
     extra = params.get("extra_body") or {}
     if not isinstance(extra, Mapping):
-        raise RequestError(f"extra_body must be an object, not a {type(extra).__name__}", "extra_body")
+        raise RequestError(f"extra_body must be an object, not {extra!r:.60}", "extra_body")
     if wrong := sorted({"messages", "stream", "signal", "extra_body"} & set(extra)):
         raise RequestError(
             f"extra_body must not have {', '.join(wrong)}: give it as a parameter, not in extra_body",

@@ -8,9 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.errors import DESCRIBED, ApiError
 from nearfar.fallback_server.http.keys import KeyStore
+from nearfar.fallback_server.http.service import Service
 
 
 def router(service: Service, keys: KeyStore | None) -> APIRouter:

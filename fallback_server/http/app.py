@@ -24,7 +24,6 @@ from nearfar.fallback_server.http.apis import (
     responses_routes,
     tokens_routes,
 )
-from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.counts import Counts
 from nearfar.fallback_server.http.ignoring import HEADER
 from nearfar.fallback_server.http.json_routes import json_router
@@ -47,6 +46,7 @@ from nearfar.fallback_server.http.middleware import (
 from nearfar.fallback_server.http.passing import Forwarder, absent
 from nearfar.fallback_server.http.paths import PATHS
 from nearfar.fallback_server.http.prices import Price
+from nearfar.fallback_server.http.service import Service
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.remote.server import NATIVE
 from nearfar.version import __version__

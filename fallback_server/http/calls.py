@@ -8,161 +8,42 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
-from starlette.types import Scope
 
 from nearfar.edge_runtime.openai.pieces import Piece
-from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import (
     Answers,
     EngineRequest,
     ModelInfo,
     Prepared,
     Scores,
-    ServerEngine,
     TokenUsage,
 )
 from nearfar.fallback_server.engines.forwarding import ForwardedChunk, ForwardedRequest
 from nearfar.fallback_server.http.answering import ResponseWriter
 from nearfar.fallback_server.http.bodies import json_response
 from nearfar.fallback_server.http.embedding import EmbeddingShape
-from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
+from nearfar.fallback_server.http.errors import ApiError, problem_of
 from nearfar.fallback_server.http.ignoring import ignore, names_of
-from nearfar.fallback_server.http.limits import Admission, AdmittedRequest, answer_weight
-from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
-from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
+from nearfar.fallback_server.http.limits import answer_weight
+from nearfar.fallback_server.http.logs import AuditEntry
+from nearfar.fallback_server.http.metrics import CallMetrics
 from nearfar.fallback_server.http.names import own_names
+from nearfar.fallback_server.http.service import Service, outcome_of, ticket_of
 from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.times import CallTimes
-from nearfar.fallback_server.http.tracing import Tracer, TraceSpan
-from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
+from nearfar.fallback_server.http.tracing import TraceSpan
 from nearfar.remote.chunks import Passed
 
 TOKEN_BYTES = 200
 """Bytes of a whole answer of an upstream that count as one token under way."""
-CHOSEN = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages",
-    "/v1/messages/count_tokens", "/api/chat", "/api/generate",
-)  # fmt: skip
-"""Paths whose requests may name `auto`: a model is chosen by what they ask."""
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
-
-
-@dataclass
-class Service:
-    """The objects that all calls share."""
-
-    engine: ServerEngine
-    admission: Admission
-    metrics: Metrics
-    tracer: Tracer
-    audit: AuditLog | None = None
-    draining: bool = False
-    live: dict[str, TrackedCall] = field(default_factory=dict)
-    names_keys: Callable[[], bool] = lambda: True
-    """Whether metrics have the names of keys; otherwise all keys count as "". Metrics that everybody may read
-    name none.
-    """
-
-    def turned_away(self, scope: Scope, error: ApiError) -> None:
-        """Count and log a request that was rejected before its body was read."""
-        problem, state = error.problem, scope["state"]
-        self.metrics.unanswered(_outcome(problem))
-        if self.audit is not None:
-            entry = AuditEntry(
-                state["request_id"],
-                state["tenant"].name,
-                scope["path"],
-                "",
-                problem.status,
-                _outcome(problem),
-                0,
-                0,
-                0.0,
-            )
-            self.audit.write(entry)
-
-    def visible(self, tenant: Tenant) -> list[ModelInfo]:
-        """Return the models that a tenant may use."""
-        return [info for info in self.engine.models() if tenant.allows(info.id)]
-
-    def model(self, name: str, tenant: Tenant) -> ModelInfo:
-        """Return a model that a tenant may use. Raises ApiError with 404 for any other model."""
-        found = next((info for info in self.visible(tenant) if info.id == name), None)
-        if found is None:
-            raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
-        return found
-
-    def check_single(self, info: ModelInfo, path: str, tenant: Tenant) -> None:
-        """Raise ApiError where a path needs one model and the name stands for several."""
-        if not info.stands_for or path in CHOSEN:
-            return
-        models = ", ".join(model for model in info.stands_for if tenant.allows(model))
-        raise ApiError(
-            400,
-            f"{info.id!r} is chosen for chats and completions only; for {path} name one of these models: "
-            f"{models}",
-            "model",
-            "model_not_single",
-        )
-
-    def named(self, model: str | None, tenant: Tenant) -> str:
-        """Return the requested model; for a request without one, the only model that its tenant may use.
-        Names of an engine that computes here are names of one model. Raises ApiError where several models
-        may be meant.
-        """
-        if model:
-            return model
-        there = [info.id for info in self.visible(tenant)]
-        if len(there) == 1 or (there and not self.engine.passes_on):
-            return there[0]
-        known = ", ".join(there) or "none for this key"
-        raise ApiError(400, f"the field model is missing, and this server has {known}: name one", "model")
-
-
-def tenant_of(request: Request) -> Tenant:
-    """The tenant of an HTTP request."""
-    tenant = getattr(request.state, "tenant", ANONYMOUS)
-    assert isinstance(tenant, Tenant)
-    return tenant
-
-
-def _ticket_of(request: Request) -> AdmittedRequest:
-    """The ticket with which the request was admitted."""
-    ticket = request.state.ticket
-    assert isinstance(ticket, AdmittedRequest)
-    return ticket
-
-
-def _requested(service: Service, wanted: EngineRequest) -> ModelInfo:
-    """Return the requested model. Raises an error for a model that does not exist or is not for this key
-    (which looks the same), or for more urgency than the key may request.
-    """
-    tenant, model = wanted.tenant, wanted.model
-    if not service.engine.models():
-        raise EngineError("the server has no model yet; try again later")
-    visible = service.visible(tenant)
-    found = next((info for info in visible if info.id == model), None)
-    if found is None:
-        known = ", ".join(info.id for info in visible) or "none for this key"
-        raise ApiError(
-            404, f"there is no model {model!r:.100}; there are {known}", "model", "model_not_found"
-        )  # fmt: skip
-    if wanted.priority < tenant.priority:
-        raise ApiError(
-            403,
-            f"priority must be at least {tenant.priority} with this key, not {wanted.priority}; smaller is "
-            "more urgent",
-            "priority",
-            "priority",
-        )
-    return found
 
 
 class TrackedCall:
@@ -175,7 +56,7 @@ class TrackedCall:
     def __init__(self, service: Service, request: Request, wanted: EngineRequest) -> None:
         self.service, self.request, self.wanted = service, request, wanted
         self.times = CallTimes()
-        self._ticket = _ticket_of(request)
+        self._ticket = ticket_of(request)
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
         self._counted: int | None = None  # tokens of inputs that were embedded or scored
@@ -268,7 +149,7 @@ class TrackedCall:
             self._status, self._outcome = 200, "ok"
         except Exception as error:
             problem = problem_of(error, self.request)
-            self._status, self._outcome = problem.status, _outcome(problem)
+            self._status, self._outcome = problem.status, outcome_of(problem)
             yield event(problem.told(self.request.url.path), "error")
         finally:
             await self._finish()
@@ -276,7 +157,7 @@ class TrackedCall:
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         """Admit the call and answer it; end it here unless a stream ends it later."""
         try:
-            self._listed = _requested(self.service, self.wanted)
+            self._listed = self.service.requested(self.wanted)
             self.service.check_single(self._listed, self.request.url.path, self.wanted.tenant)
             if not self._listed.stands_for:
                 self._metrics = self.service.metrics.of(self.wanted.model)
@@ -293,7 +174,7 @@ class TrackedCall:
             raise
         except Exception as error:
             problem = problem_of(error, self.request)
-            await self._end(problem.status, _outcome(problem))
+            await self._end(problem.status, outcome_of(problem))
             return problem.response(self.request.url.path)
 
     async def cancel(self) -> None:
@@ -429,7 +310,7 @@ class TrackedCall:
             yield last
         except Exception as error:
             problem = problem_of(error, self.request)
-            self._status, self._outcome = problem.status, _outcome(problem)
+            self._status, self._outcome = problem.status, outcome_of(problem)
             await self._finish()
             for data in shape.failed(problem):
                 yield data
@@ -534,9 +415,3 @@ class TrackedCall:
             reasoning=reasoning if any(reasoning) else None,
             tool_calls=calls if any(calls) else None,
         )
-
-
-def _outcome(problem: Problem) -> str:
-    if problem.status == 429:
-        return "limited"
-    return "refused" if problem.status < 500 else "failed"

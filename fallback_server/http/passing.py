@@ -12,9 +12,10 @@ from fastapi.responses import Response
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.engines.forwarding import ForwardedRequest
-from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
+from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.convert import JsonRequest
 from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.service import Service, tenant_of
 from nearfar.fallback_server.tenants import MAX_PRIORITY, Tenant
 from nearfar.remote.forms import Form, read_form
 from nearfar.remote.server import NATIVE, RESPONSES

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.errors import DESCRIBED
 from nearfar.fallback_server.http.keys import KeyStore
+from nearfar.fallback_server.http.service import Service
 from nearfar.version import __version__
 
 READY_SECONDS = 7.0

@@ -13,12 +13,12 @@ from nearfar.edge_runtime.openai.responses.asking import present
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http import convert
-from nearfar.fallback_server.http.calls import Service, tenant_of
 from nearfar.fallback_server.http.embedding import embedding
 from nearfar.fallback_server.http.faults import fault_of
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
 from nearfar.fallback_server.http.places import fault_at, moved
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from nearfar.fallback_server.http.service import Service, tenant_of
 from nearfar.fallback_server.http.words import shown
 
 Record = dict[str, Any]

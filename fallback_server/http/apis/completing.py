@@ -10,8 +10,9 @@ from fastapi.responses import Response
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.answering import CompletionResponse
 from nearfar.fallback_server.http.apis.asking import asked
-from nearfar.fallback_server.http.calls import Service, TrackedCall
+from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
+from nearfar.fallback_server.http.service import Service
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, ResponseHead
 
 

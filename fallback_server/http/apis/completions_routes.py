@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from nearfar.fallback_server.http.apis.completing import complete
-from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.schemas import CompletionRequest
+from nearfar.fallback_server.http.service import Service
 from nearfar.fallback_server.http.streams import streaming
 
 

@@ -19,7 +19,8 @@ from nearfar.fallback_server.http.apis.decisions import (
     questions_of,
 )
 from nearfar.fallback_server.http.apis.score import ScoreBody
-from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
+from nearfar.fallback_server.http.calls import TrackedCall
+from nearfar.fallback_server.http.service import Service, tenant_of
 
 
 def add(api: APIRouter, service: Service) -> None:

@@ -9,9 +9,10 @@ from fastapi.responses import Response
 
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.apis.asking import asked_vectors
-from nearfar.fallback_server.http.calls import Service, TrackedCall
+from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.schemas import EmbeddingRequest
+from nearfar.fallback_server.http.service import Service
 
 
 def add(api: APIRouter, service: Service) -> None:

@@ -9,7 +9,8 @@ from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat
 from nearfar.fallback_server.http.apis.messages import CountRequest, MessageRequest, chat_of
 from nearfar.fallback_server.http.apis.messages_shape import MessageShape
-from nearfar.fallback_server.http.calls import Service, TrackedCall
+from nearfar.fallback_server.http.calls import TrackedCall
+from nearfar.fallback_server.http.service import Service
 from nearfar.fallback_server.http.streams import streaming
 
 

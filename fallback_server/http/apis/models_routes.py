@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from nearfar.fallback_server.engines.base import ModelInfo
 from nearfar.fallback_server.http.apis.asking import Record
-from nearfar.fallback_server.http.calls import Service, tenant_of
+from nearfar.fallback_server.http.service import Service, tenant_of
 from nearfar.machine import NONCE_HEADER, proof
 
 

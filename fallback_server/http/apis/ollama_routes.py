@@ -20,9 +20,10 @@ from nearfar.fallback_server.http.apis.ollama import (
     OllamaFields,
 )
 from nearfar.fallback_server.http.apis.ollama_shape import NDJSON, OllamaShape, never, now
-from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
+from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
+from nearfar.fallback_server.http.service import Service, tenant_of
 from nearfar.fallback_server.http.streams import streaming
 from nearfar.version import __version__
 

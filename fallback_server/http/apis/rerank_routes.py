@@ -9,7 +9,8 @@ from fastapi.responses import Response
 
 from nearfar.fallback_server.http.apis.decisions_routes import asked
 from nearfar.fallback_server.http.apis.rerank import TEMPLATE, RerankRequest, question, ranked
-from nearfar.fallback_server.http.calls import Service, TrackedCall
+from nearfar.fallback_server.http.calls import TrackedCall
+from nearfar.fallback_server.http.service import Service
 
 
 def add(api: APIRouter, service: Service) -> None:

@@ -15,8 +15,9 @@ from nearfar.fallback_server.http.apis.asking import Record, as_chat
 from nearfar.fallback_server.http.apis.pages import page_of
 from nearfar.fallback_server.http.apis.responses import ReferenceItem, ResponseRequest
 from nearfar.fallback_server.http.apis.responses_shape import ResponseShape
-from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
+from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.service import Service, tenant_of
 from nearfar.fallback_server.http.streams import streaming
 
 

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
-from nearfar.fallback_server.http.calls import Service, TrackedCall, tenant_of
+from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.fields import MAX_PROMPT_TOKENS, Only, Strict, TokenId, few, many
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
@@ -22,6 +22,7 @@ from nearfar.fallback_server.http.schemas import (
     Tool,
     check_turns,
 )
+from nearfar.fallback_server.http.service import Service, tenant_of
 from nearfar.format.requests import MAX_TOOLS
 
 

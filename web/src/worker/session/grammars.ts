@@ -248,7 +248,7 @@ function paramOf({ param = "response_format" }: Grammar): string {
 }
 
 function kindOf({ kind }: Grammar): string {
-  return kind.replace("_", " ");
+  return kind === "ebnf" ? "grammar" : kind.replace("_", " ");
 }
 
 /** Bytes as byte-level tokenizers write them: printable characters as themselves, others from U+0100 on. */
