@@ -33,6 +33,7 @@ CAPTURE = 0x40
 """VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR."""
 COLUMNS = {
     "VGPRs": "registers",
+    "Spilled VGPRs": "spilled",
     "LDS size": "workgroup memory, bytes",
     "Subgroups per SIMD": "subgroups a SIMD",
     "Instructions": "instructions",
@@ -118,7 +119,7 @@ def table(modules: Mapping[str, Module], compiler: Compiler) -> Iterator[str]:
     yield f"| --- | {' | '.join(['---:'] * len(COLUMNS))} |"
     for name, module in modules.items():
         found = compiler.statistics(module)
-        yield f"| `{name}` | {' | '.join(f'{found[key]:,}' for key in COLUMNS)} |"
+        yield f"| {name} | {' | '.join(f'{found[key]:,}' for key in COLUMNS)} |"
 
 
 def main() -> None:
