@@ -3,6 +3,7 @@ and against memory bandwidth; and the most memory that each process had.
 
     python benchmarks/cpu.py [--shape smollm2-135m] [--threads 2] [--rounds 5] [--at 512,2048]
     python benchmarks/cpu.py artifact --checkpoint synth     the same for what is there already
+    python benchmarks/cpu.py artifact --gguf model.gguf      both read the bytes of one file
 
 Each round measures one runtime in a process of its own, then the other: what else the machine does falls on
 both. The table gives medians and the median of the rounds' ratios. `--cpu-time` measures processor time on
@@ -172,6 +173,20 @@ def prepare(folder: Path, shape: str) -> tuple[Path, Path]:
     return folder / "checkpoint", artifact
 
 
+def built_of(artifact: Path, model: Path) -> None:
+    """End the script unless an artifact was built of a GGUF file with these bytes."""
+    from nearfar.build.weights.opening import open_checkpoint
+
+    stated = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))["provenance"]
+    digest = open_checkpoint(model).sha256()
+    if stated["checkpoint_sha256"] != digest:
+        raise SystemExit(
+            f"{artifact} was built of the checkpoint {stated['checkpoint']} with the digest "
+            f"{stated['checkpoint_sha256']}, and the digest of {model} is {digest}: "
+            "build an artifact of this file"
+        )
+
+
 def in_process(python: str, *args: str) -> dict[str, float]:
     """Run one measurement in a process of its own."""
     done = subprocess.run([python, *args], capture_output=True, text=True, check=False)
@@ -207,6 +222,9 @@ def main() -> None:
         help="a shape of `nearfar synth`, built to q4, where no artifact is given",
     )
     parser.add_argument("--checkpoint", type=Path, help="for the shape of the peer's model")
+    parser.add_argument(
+        "--gguf", type=Path, help="instead of --checkpoint: the file that the artifact was built of"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--at",
@@ -230,9 +248,11 @@ def main() -> None:
         found["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
         print(json.dumps(found))
         return
-    if (args.artifact is None) != (args.checkpoint is None):
+    models = [model for model in (args.checkpoint, args.gguf) if model is not None]
+    if len(models) != (args.artifact is not None):
         parser.error(
-            "an artifact and --checkpoint go together: the checkpoint gives the peer's model its shape"
+            "an artifact goes together with --checkpoint, which gives the peer's model its shape, or with "
+            "--gguf, which is the peer's model"
         )
     threads = 1 if args.cpu_time else args.threads
     common = ["--threads", str(threads), "--at", args.at, *(["--cpu-time"] if args.cpu_time else [])]
@@ -240,13 +260,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if args.artifact is None:
             args.checkpoint, args.artifact = prepare(Path(folder), args.shape)
-        model = f"{folder}/model.gguf"
-        quant = ["--quant", args.peer_quant]
-        in_process(args.peer_python, str(GGUF_MODEL), str(args.checkpoint), model, *quant)
+        root = args.artifact / "cpu" if (args.artifact / "cpu").exists() else args.artifact
+        model = str(args.gguf or f"{folder}/model.gguf")
+        if args.gguf:
+            built_of(root, args.gguf)
+        else:
+            quant = ["--quant", args.peer_quant]
+            in_process(args.peer_python, str(GGUF_MODEL), str(args.checkpoint), model, *quant)
         for _ in range(args.rounds):
             mine = in_process(sys.executable, __file__, str(args.artifact), "--one", "ours", *common)
             rounds.append((mine, in_process(args.peer_python, __file__, model, "--one", "peer", *common)))
-        root = args.artifact / "cpu" if (args.artifact / "cpu").exists() else args.artifact
         weights = json.loads((root / "manifest.json").read_text())["weights"]["bytes"]
     result: dict[str, Any] = {
         "threads": threads,
@@ -262,6 +285,7 @@ def main() -> None:
     }
     result["sampled"] = statistics.median(mine["sampled"] for mine, _ in rounds)
     weights *= rounds[0][0]["read"]  # of experts those that a token has chosen
+    result["rounds"] = [{"nearfar": mine, "llama.cpp": other} for mine, other in rounds]
     result["weights_gb_per_s"] = weights * result["rates"][f"decode at {positions[0]}"]["nearfar"] / 1e9
     result["bandwidth_gb_per_s"] = read_bandwidth(threads, clock)
     report(result)

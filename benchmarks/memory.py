@@ -12,6 +12,9 @@ Checkpoint and artifact are deleted.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import gc
 import json
 import shutil
 import subprocess
@@ -40,6 +43,13 @@ def build(shape: str, folder: Path) -> Path:
     return made
 
 
+def return_freed_memory() -> None:
+    """Return memory that is free to the system, where the C library keeps it (glibc)."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def load(artifact: Path, tokens: int) -> dict[str, Any]:
     """Load an artifact in its own process: the bytes that the engine reports, and by how much the resident
     set grew.
@@ -55,18 +65,20 @@ def load(artifact: Path, tokens: int) -> dict[str, Any]:
 
     opened = Artifact.open(artifact)
     program, process = opened.able_programs(DEVICE.probe(None))[0], psutil.Process()
-    # The first codec takes memory that was freed before, so the second one counts; the engine opens a third.
-    first = TextCodec.open(opened)
+    # A codec takes memory that was freed before, if the process still has it. So the process returns such
+    # memory before this codec, which is dropped again, and before the engine opens its own.
+    return_freed_memory()
     start = process.memory_info().rss
     codec = TextCodec.open(opened)
+    tokenizer = process.memory_info().rss - start
+    del codec
+    return_freed_memory()
     before = process.memory_info().rss
-    tokenizer = before - start
     with Engine.load(artifact, kv_memory=kv_bytes(opened.manifest, program, tokens)) as engine:
         room = min(engine.context, tokens)
         list(engine.generate([5] * (room - 2), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)))
         held = engine.asynchronous.core.executor.memory_used()
         after = process.memory_info().rss
-    del first, codec
     return {
         "context": room,
         "predicted": memory_for(opened, program, room),

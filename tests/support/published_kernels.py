@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import tvm
 
@@ -16,6 +17,7 @@ from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.figures import Figures
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Packing, Precision, Staged
+from nearfar.kernels.emission import module_of
 from nearfar.kernels.jobs import Embed, Job, Linear, Project
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
@@ -23,6 +25,7 @@ from nearfar.step.reading import read_model
 from nearfar.targets.gpu import GpuKernels, variant
 from nearfar.targets.gpu.classes import DeviceClass, Tuning
 from nearfar.targets.gpu.figures import figures_of
+from nearfar.targets.vulkan.codegen import Module, modules
 
 LAYERS = 2
 """Layers of the compiled model: one more layer repeats the same kernels."""
@@ -95,14 +98,31 @@ def pipelines(shape: str, device: DeviceClass, precision: Precision = "f16") -> 
     return len(_program(shape, device, precision, Buckets())[0].kernels)
 
 
+def layer_modules(shape: str, device: DeviceClass, precision: Precision = "f16") -> dict[str, Module]:
+    """The vulkan target's modules of a layer: first of a token's step, then of the largest bucket's."""
+    program, _ = _program(shape, device, precision, Buckets((FEW, MANY), (FEW,)), "vulkan")
+    plans = [plan for plan in program.plans if plan.function == "step"]
+    names = []
+    for plan in sorted(plans, key=lambda plan: plan.size):
+        layered = [i for i, launch in enumerate(plan.launches) if any(map(_LAYER.match, launch.args))]
+        names += [launch.kernel for launch in plan.launches[layered[0] : layered[-1] + 1]]
+    made = modules(module_of(program))
+    return {name: made[name] for name in dict.fromkeys(names)}
+
+
 def _program(
-    shape: str, device: DeviceClass, precision: Precision, buckets: Buckets
+    shape: str,
+    device: DeviceClass,
+    precision: Precision,
+    buckets: Buckets,
+    target: Literal["webgpu", "vulkan"] = "webgpu",
 ) -> tuple[LoweredProgram, dict[Job, Staged]]:
-    """Compile the variant of WebGPU."""
-    model, made = _model(shape), variant(device, precision, vectors=False)
-    kernels = _Noted(Tuning(device, half=precision == "f16"))
+    """Compile a target's variant."""
+    vectors = target == "vulkan"
+    model, made = _model(shape), variant(device, precision, vectors=vectors)
+    kernels = _Noted(Tuning(device, precision == "f16", vectors))
     job = Compilation(model, _matrices(model), manifest.CACHE, buckets)
-    program = compile_program(job, replace(made, kernels=kernels), tvm.target.Target("webgpu"))
+    program = compile_program(job, replace(made, kernels=kernels), tvm.target.Target(target))
     return program, kernels.jobs
 
 
@@ -111,7 +131,13 @@ def _model(shape: str) -> Model:
 
 
 def _matrices(model: Model) -> dict[str, Matrix]:
-    return {param.name: Matrix(param.n, param.k, 4, 64) for param in model.step.params if param.is_matrix}
+    return {
+        param.name: Matrix(
+            param.n, param.k, 16 if param.floats else 4, 0 if param.floats else 64, param.stack
+        )
+        for param in model.step.params
+        if param.is_matrix
+    }
 
 
 def _matrix_bytes(job: Job, packing: Packing) -> int:

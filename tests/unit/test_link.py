@@ -31,7 +31,7 @@ GIVES = {"nf_pool_new", "nf_pool_threads", "nf_pool_free", "nf_replay", "nf_prof
 _LIBC = """
 pthread_create pthread_join pthread_setname_np pthread_mutex_init pthread_mutex_destroy pthread_mutex_lock
 pthread_mutex_unlock pthread_cond_init pthread_cond_destroy pthread_cond_wait pthread_cond_broadcast
-pthread_self sched_yield getpid clock_gettime posix_memalign free memset memcpy memmove bzero
+pthread_self sched_yield getpid clock_gettime malloc free memset memcpy memmove bzero
 """
 LIBC = set(_LIBC.split())
 MATHEMATICS = {"expf", "logf", "powf", "cosf", "sinf"}

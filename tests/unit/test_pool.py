@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 tvm = pytest.importorskip("tvm")
 
+from tvm.script.ir_builder import tirx as T  # noqa: E402
 
 from nearfar.edge_runtime.executors.cpu import library as records  # noqa: E402
 from nearfar.edge_runtime.executors.cpu.library import DlTensor, Library, LoadedPlan, aligned  # noqa: E402
@@ -203,6 +205,34 @@ def test_a_forked_process_computes_alone_and_closes(path):
     pool.replay(plan)
     assert (pool.threads, bool((a == expected(2)).all())) == (4, True), "the parent goes on as before"
     pool.close()
+
+
+def test_memory_that_kernels_free_is_used_again(tmp_path):
+    count = 1 << 19
+
+    def body(x, y):
+        first, second = T.alloc_buffer((count,), "int32"), T.alloc_buffer((count,), "int32")
+        with T.serial(0, count) as i:
+            v.put1(first, [i], x[0] + i)
+        with T.serial(0, count) as i:
+            v.put1(second, [i], first[count - 1 - i])
+        with T.serial(0, 16) as i:
+            v.put1(y, [i], second[i])
+
+    func = v.prim_func("twice", [("x", (16,), "int32"), ("y", (16,), "int32")], body)
+    file = tmp_path / "model.so"
+    compile_library(tvm.IRModule({"twice": func.with_attr("global_symbol", "twice")}), file)
+    library, x, y = Library(file), aligned((16,), np.int32), aligned((16,), np.int32)
+    x[:] = 0
+    pool, plan = library.pool(1), library.bind([("twice", [DlTensor(x), DlTensor(y)])])
+    process = psutil.Process()
+    pool.replay(plan)
+    before = process.memory_info().rss
+    for _ in range(30):
+        pool.replay(plan)
+    assert y.tolist() == list(range(count - 1, count - 17, -1))
+    grown = process.memory_info().rss - before
+    assert grown < 4 * count, f"{grown / 1e6:.0f} MB for launches that need {8 * count / 1e6:.0f} MB each"
 
 
 def test_a_failing_launch_is_named_with_the_kernels_message(path):

@@ -54,11 +54,20 @@ static inline void nf_thread_join(nf_thread *thread) { pthread_join(thread->id, 
 
 static inline nf_process nf_process_id(void) { return getpid(); }
 
+/* malloc's own address is stored before the aligned one that is returned. posix_memalign of glibc before 2.38 frees
+ * the bytes before an aligned address apart from the others: memory that a kernel frees then does not fit the same
+ * request again, and the process grows by it with each launch.
+ */
 static inline void *nf_memory_new(size_t bytes) {
-  void *memory = NULL;
-  return posix_memalign(&memory, 64, bytes) == 0 ? memory : NULL;
+  char *given = malloc(bytes + 64);
+  if (given == NULL) return NULL;
+  char *memory = (char *)(((uintptr_t)given + 64) & ~(uintptr_t)63);
+  ((void **)memory)[-1] = given;
+  return memory;
 }
-static inline void nf_memory_free(void *memory) { free(memory); }
+static inline void nf_memory_free(void *memory) {
+  if (memory != NULL) free(((void **)memory)[-1]);
+}
 
 #define NF_CLOCK 1
 static inline int64_t nf_now(void) {
