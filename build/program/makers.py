@@ -19,6 +19,7 @@ ROOT = Path(nearfar.__file__).parent
 IDLE = {
     "nearfar": "names the two halves of the project",
     "nearfar.children": "says what a compiler's environment has",
+    "nearfar.control_groups": "says what a container's limits are",
     "nearfar.folders": "says where zig keeps what it made",
     "nearfar.processors": "says how much is compiled side by side",
 }

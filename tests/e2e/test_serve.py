@@ -142,7 +142,7 @@ def test_the_grammar_compiler_runs_before_it_is_asked_for(serve: Serve, artifact
 
 def test_a_front_starts_before_the_servers_behind_it(serve: Serve) -> None:
     server = serve("http://127.0.0.1:1", "http://127.0.0.1:2/v1")
-    assert "no model yet" in server.welcome
+    assert "as soon as an upstream server lists a model" in server.welcome
     assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
     assert httpx.get(f"{server.url}/ready", timeout=PATIENCE).status_code == 503
     assert server.end() == 0

@@ -10,6 +10,7 @@ import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +61,8 @@ class Memory:
         """The address of the memory in this process."""
         return int(self._bytes.ctypes.data)
 
-    def take(self, count: int) -> npt.NDArray[np.uint8]:
-        """`count` zero bytes at a multiple of 64."""
+    def take(self, count: int, *, whole: bool = False) -> npt.NDArray[np.uint8]:
+        """`count` zero bytes at a multiple of 64; `whole` as in host_memory.reserve, without effect."""
         start = self._end
         self._end += -(-count // 64) * 64
         assert self._end <= self.size, "a test that needs more memory asks for more"
@@ -103,10 +104,8 @@ class Foreign:
 
     def bind(
         self, launches: Sequence[tuple[str, Sequence[DlTensor]]], weights: Sequence[DlTensor | None] = ()
-    ) -> tuple[int, list[str]]:
-        """See Library.bind: the address of the launches in the other process, and the names of
-        their kernels.
-        """
+    ) -> ForeignPlan:
+        """See Library.bind."""
         records = b""
         read = weights or [None] * len(launches)
         for (name, tensors), matrix in zip(launches, read, strict=True):
@@ -115,7 +114,7 @@ class Foreign:
             function = int(self.ask(f"symbol __tvm_ffi_{name}"))
             assert function, name
             records += LAUNCH.pack(function, self._put(given), len(tensors), *streamed)
-        return self._put(records), [name for name, _ in launches]
+        return ForeignPlan(self._put(records), [name for name, _ in launches])
 
     def ask(self, command: str) -> str:
         """Send a command and wait for its answer."""
@@ -151,15 +150,24 @@ class Foreign:
         return here - self._memory.address + self._there
 
 
+class ForeignPlan(NamedTuple):
+    """See library.LoadedPlan: the address of the launches in the other process, and the names of their
+    kernels.
+    """
+
+    at: int
+    names: list[str]
+
+
 class ForeignPool:
     """See library.Pool."""
 
     def __init__(self, library: Foreign, handle: int, threads: int) -> None:
         self._library, self._handle, self.threads = library, handle, threads
 
-    def replay(self, plan: tuple[int, list[str]]) -> None:
+    def replay(self, plan: ForeignPlan, first: int = 0, end: int | None = None) -> None:
         """See Pool.replay."""
-        at, names = plan
+        at, names = plan.at + first * LAUNCH.size, plan.names[first:end]
         failed, _, said = self._library.ask(f"replay {self._handle} {at} {len(names)}").partition(" ")
         if int(failed) >= 0:
             raise DeviceError(f"kernel {names[int(failed)]} refused its arguments: {said.strip()}")

@@ -53,6 +53,7 @@ CODE: dict[str, tuple[str, ...]] = {
     "src/nearfar/cli/session": ("edge",),
     "src/nearfar/cli/top.py": ("front",),
     "src/nearfar/hub": ("build", "server"),
+    "src/nearfar/memory.py": ("edge", "build", "front"),
     "src/nearfar/store": ("build",),
     "src/nearfar/store/serving.py": ("build", "server"),
 }

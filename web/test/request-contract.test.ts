@@ -18,7 +18,7 @@ interface Refused {
 
 interface Vectors {
   readonly refused: readonly Refused[];
-  readonly refused_of_artifacts?: readonly Refused[];
+  readonly refused_on_devices?: readonly Refused[];
   readonly taken: readonly object[];
 }
 
@@ -52,9 +52,9 @@ test.each(cases)("messages become the same on all surfaces: $name", ({ messages,
 });
 
 describe.each(["chat", "completions"] as const)("a request of %s", (kind) => {
-  const { refused, refused_of_artifacts = [], taken } = vectorsOf(kind);
+  const { refused, refused_on_devices = [], taken } = vectorsOf(kind);
 
-  test.each([...refused, ...refused_of_artifacts])(
+  test.each([...refused, ...refused_on_devices])(
     "is refused by name: $param in $request",
     ({ param, says, request }) => {
       let failure: RequestError | null = null;
