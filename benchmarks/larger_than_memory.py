@@ -13,7 +13,6 @@ to make control groups, and gguf (pip install 'nearfar[bench]').
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -23,23 +22,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 SHAPE = "olmoe-1b-7b"
 CONTEXT = 1024
 WARM = 32
 """Tokens before those that are measured."""
-GROUPS = (
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-    (Path("/sys/fs/cgroup"), "memory.max"),
-)
-"""Folders in which control groups are made, and the file of a group that has its limit."""
 
 
 def make(folder: Path, layers: int) -> Path:
     """The artifact of the shape with some of its layers."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from benchmarks.peers.gguf_model import write_gguf
     from benchmarks.shared.engines import NEARFAR
     from nearfar.build.synth import published, write_small_files
@@ -97,25 +89,6 @@ def forget(artifact: Path) -> None:
             os.close(file)
 
 
-@contextlib.contextmanager
-def control_group(limit: int) -> Iterator[Path]:
-    """A control group whose processes have `limit` bytes of memory; ends the script if none can be made."""
-    for root, name in GROUPS:
-        group = root / f"nearfar-benchmark-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            if (group / name).exists():
-                (group / name).write_text(str(limit))
-                yield group
-                return
-        finally:
-            group.rmdir()
-    raise SystemExit("skipped: no control group with a limit of memory can be made here (as root, on Linux)")
-
-
 def measured(options: list[str], group: Path | None = None) -> dict[str, float]:
     """Decode in a process of its own, in a control group if one is given."""
     command = [sys.executable, __file__, *options, "--one"]
@@ -149,8 +122,12 @@ def main() -> None:
             (args.group / "cgroup.procs").write_text(str(os.getpid()))
         print(json.dumps(decode(args.artifact, args.threads, args.tokens, args.seed)))
         return
-    with control_group(1 << 30):
-        pass  # a skip comes before the build
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.support.control_groups import control_group
+
+    with control_group(1 << 30) as group:
+        if group is None:
+            raise SystemExit("skipped: no control group can be made here (as root, on Linux)")
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         artifact = args.artifact or make(Path(folder), args.layers)

@@ -152,8 +152,8 @@ class UpstreamEngine:
         text = await beside(lambda: prompt_text(request), prompt_size(request))
         tokens = max(len(text) // CHARS_PER_TOKEN, 1)
         if self.options.auto is not None and request.model == AUTO:
-            most = await beside(lambda: most_tokens(request, text), prompt_size(request))
-            request = replace(request, model=await self._chosen(self.options.auto, request, most))
+            high = await beside(lambda: high_estimate(request, text), prompt_size(request))
+            request = replace(request, model=await self._chosen(self.options.auto, request, high))
         return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
@@ -336,14 +336,14 @@ class UpstreamEngine:
             await self._list()
 
 
-def most_tokens(request: EngineRequest, text: str) -> int:
+def high_estimate(request: EngineRequest, text: str) -> int:
     """Estimate the tokens of a prompt that is `text`, rather too many: a prompt of token ids has as many; of
     text each byte beyond ASCII can be one, and a token has three characters of ASCII or more.
     """
     if not request.chat and all(not isinstance(prompt, str) for prompt in request.prompts):
         return max((len(prompt) for prompt in request.prompts), default=1)
-    plain = sum(map(str.isascii, text))
-    return max(plain // 3 + len(text.encode(errors="replace")) - plain, 1)
+    plain, size = len(text.encode("ascii", "ignore")), len(text.encode(errors="replace"))
+    return max(plain // 3 + size - plain, 1)
 
 
 def _stats(*counts: RelayFigures) -> BackendStats:

@@ -57,7 +57,7 @@ class ResponseHead:
     def prompt(self, pieces: Iterable[Piece]) -> Record:
         """Return the fields about the prompt's tokens, if the pieces begin an answer that has them."""
         told = (piece.prompt for piece in pieces if piece.prompt is not None)
-        # Of a chat's answers only the first has the log-probabilities.
+        # Only the first answer of a chat has the log-probabilities of its prompt.
         found = max(told, key=lambda prompt: len(prompt.logprobs), default=None)
         if found is None:
             return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from nearfar.memory import HostMemory, host_memory
+from tests.support.control_groups import control_group
 from tests.support.paths import ROOT
 
 DEEP = "memory/docker/abc/memory"
@@ -75,29 +75,16 @@ def test_nobody_asks_for_the_memory_of_the_machine() -> None:
 
 def test_a_real_control_group_limits_the_memory() -> None:
     limit = 200 << 20
-    for root, name in (
-        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-        (Path("/sys/fs/cgroup"), "memory.max"),
-    ):
-        group = root / f"nearfar-test-memory-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            if (group / name).exists():
-                (group / name).write_text(str(limit))
-                code = (
-                    f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-                    "from nearfar.memory import host_memory\n"
-                    "print(host_memory().total, host_memory().available)"
-                )
-                command = [sys.executable, "-c", code]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-                total, available = map(int, done.stdout.split())
-                assert total == limit, done.stderr
-                assert 0 < available <= limit
-                return
-        finally:
-            group.rmdir()
-    pytest.skip("this system lets no control group be made here")
+    with control_group(limit) as group:
+        if group is None:
+            pytest.skip("this system lets no control group be made here")
+        code = (
+            f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+            "from nearfar.memory import host_memory\n"
+            "print(host_memory().total, host_memory().available)"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        total, available = map(int, done.stdout.split())
+        assert total == limit, done.stderr
+        assert 0 < available <= limit
