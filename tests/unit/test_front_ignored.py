@@ -103,6 +103,49 @@ def test_a_strict_front_rejects_unknown_fields(fronts: Fronts, path: str) -> Non
     assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
 
 
+FUNCTION: Json = {"name": "f", "parameters": {"type": "object"}}
+CALL: Json = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+MANY = dict.fromkeys(map(str, range(99)), 1)
+NESTED: dict[str, Json] = {
+    "tools.0.zz": {"tools": [{"type": "function", "function": FUNCTION, "zz": 1}]},
+    "tools.0.function.zz": {"tools": [{"type": "function", "function": {**FUNCTION, "zz": 1}}]},
+    "tools.0.custom": {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+    "tool_choice.zz": {"tool_choice": {"type": "function", "function": {"name": "f"}, "zz": 1}},
+    "tool_choice.function.zz": {"tool_choice": {"type": "function", "function": {"name": "f", "zz": 1}}},
+    "response_format.zz": {"response_format": {"type": "json_object", "zz": 1}},
+    "response_format.json_schema.zz": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "zz": 1}}
+    },
+    "structured_outputs.zz": {"structured_outputs": {"regex": "a", "zz": 1}},
+    "messages.1.tool_calls.0.zz": {
+        "messages": [*HELLO, {"role": "assistant", "tool_calls": [{**CALL, "zz": 1}]}]
+    },
+    "tools.0": {"tools": [{"type": "function", "function": FUNCTION, **MANY}]},
+}
+
+
+@pytest.mark.parametrize("place", NESTED)
+def test_a_strict_front_rejects_nested_unknown_fields(fronts: Fronts, place: str) -> None:
+    passing, client, cloud = fronts
+    body = {"model": "m", **ASKED[CHAT], **NESTED[place]}
+    before = len(cloud.posts())
+    refused = client.post(CHAT, json=body)
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert error["param"] == place.split(".")[0]
+    assert error["message"].startswith(("unknown field ", f"{place}: 101 fields"))
+    assert len(cloud.posts()) == before
+    assert passing.post(CHAT, json=body).status_code == 200
+
+
+def test_a_strict_front_passes_known_fields_with_forms_of_the_upstream(fronts: Fronts) -> None:
+    form = {"chat_template_kwargs": {"deep": {"er": [1]}}, "bad_words": ["no"]}
+    answered = fronts[1].post(CHAT, json={"model": "m", **ASKED[CHAT], **form})
+    assert answered.status_code == 200, answered.text
+    sent = fronts[2].posts(CHAT)[-1]
+    assert {name: sent[name] for name in form} == form
+
+
 def test_what_no_upstream_is_asked_for_is_refused(fronts: Fronts) -> None:
     """A response that the front answers itself is refused where it cannot be followed."""
     refused = fronts[0].post(RESPONSES, json={"model": "m", **ASKED[RESPONSES], "background": True})
