@@ -229,7 +229,7 @@ class UpstreamEngine:
         if not places:
             return None
         fields = frozenset.intersection(*(place.fields for place in places))
-        generates = path.startswith((RESPONSES, MESSAGES))
+        generates = path in (RESPONSES, MESSAGES)  # those below them count tokens, and read no cache
         if generates and self.options.salts and tenant.salt and "cache_salt" not in fields:
             return None
         return fields

@@ -41,9 +41,12 @@ from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventS
 from nearfar.fallback_server.http.times import CallTimes
 from nearfar.fallback_server.http.tracing import TraceSpan
 from nearfar.remote.chunks import Passed
+from nearfar.remote.server import ESTIMATED_HEADER
 
 TOKEN_BYTES = 200
 """Bytes of a whole answer of an upstream that count as one token under way."""
+ESTIMATED = "input_tokens"
+"""The figure that may be an estimate, as the header names it."""
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
 
@@ -112,7 +115,10 @@ class TrackedCall:
 
         async def counted() -> Response:
             prepared = await self._tokens()
-            return await json_response(await record(prepared), sum(map(len, prepared.prompts)))
+            made = await json_response(await record(prepared), sum(map(len, prepared.prompts)))
+            if prepared.estimated:
+                made.headers[ESTIMATED_HEADER] = ESTIMATED
+            return made
 
         return await self._run(lambda: self._at_once(counted()))
 
@@ -143,7 +149,10 @@ class TrackedCall:
                 data.append(part.data)
                 self._ticket.hold(len(part.data) // TOKEN_BYTES)
         await self._end(200, "ok")
-        return Response(b"".join(data), media_type=first.type, headers={"X-Content-Type-Options": "nosniff"})
+        headers = {"X-Content-Type-Options": "nosniff"}
+        if first.estimated:
+            headers[ESTIMATED_HEADER] = ESTIMATED
+        return Response(b"".join(data), media_type=first.type, headers=headers)
 
     async def _forwarded_events(
         self, first: ForwardedChunk, parts: AsyncGenerator[ForwardedChunk, None]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nearfar.auto_models import auto_models
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
@@ -120,6 +121,52 @@ def test_a_response_that_may_be_continued_is_answered_here(front: Front) -> None
         front(cloud).post("/v1/responses", json={"model": "m", "input": "Hi"})
         assert cloud.posts("/v1/responses") == []
         assert len(cloud.posts("/v1/chat/completions")) == 1
+
+
+HELLO = [{"role": "user", "content": "Hi"}]
+COUNTS: dict[str, Json] = {
+    "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+}
+
+
+@pytest.mark.parametrize("path", COUNTS)
+@pytest.mark.parametrize("model", ["m", "auto"])
+def test_tokens_of_a_prompt_are_counted_by_the_server_of_the_model(
+    front: Front, keyed: AppOptions, path: str, model: str
+) -> None:
+    with server({path: ["model"]}, reply("200 OK", {"input_tokens": 30})) as cloud:
+        client = front(cloud, app=keyed, auto=auto_models("m,other", None))
+        counted = client.post(path, json={"model": model, **COUNTS[path]}, headers=bearer("alice"))
+        assert (counted.status_code, counted.json()) == (200, {"input_tokens": 30})
+        assert cloud.posts() == [{"model": "m", **COUNTS[path]}]
+        assert "x-nearfar-estimated" not in counted.headers
+
+
+@pytest.mark.parametrize("path", COUNTS)
+def test_an_estimated_count_is_marked(front: Front, path: str) -> None:
+    """No server lists the path; a front of that front passes the mark on."""
+    with server({}, reply("200 OK", {})) as cloud:
+        counted = front(cloud).post(path, json={"model": "m", **COUNTS[path]})
+        assert (counted.status_code, counted.headers["x-nearfar-estimated"]) == (200, "input_tokens")
+        assert cloud.posts() == []
+    theirs = reply("200 OK", {"input_tokens": 2}, "X-Nearfar-Estimated: input_tokens")
+    with server({path: ["model"]}, theirs) as cloud:
+        counted = front(cloud).post(path, json={"model": "m", **COUNTS[path]})
+        assert counted.headers["x-nearfar-estimated"] == "input_tokens"
+
+
+def test_tokens_after_a_stored_response_are_counted_here(front: Front) -> None:
+    path = "/v1/responses/input_tokens"
+    with server({path: ["model"]}, reply("200 OK", {"input_tokens": 30})) as cloud:
+        client = front(cloud)
+        for refers in (
+            {"previous_response_id": "resp_0"},
+            {"input": [{"type": "item_reference", "id": "msg_0"}]},
+        ):
+            answered = client.post(path, json={"model": "m", "input": "Hi", **refers})
+            assert answered.status_code == 400, answered.text
+        assert cloud.posts() == []
 
 
 @pytest.fixture
