@@ -169,6 +169,16 @@ def test_tokens_after_a_stored_response_are_counted_here(front: Front) -> None:
         assert cloud.posts() == []
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_forwarded_error_about_a_long_prompt_says_so_once(front: Front, path: str) -> None:
+    said = "prompt is too long: this model's maximum context length is 64 tokens, not 99; shorten it"
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": said}}
+    with server({path: ["model"]}, reply("400 Bad Request", error)) as cloud:
+        body = {"model": "m", "messages": HELLO, "max_tokens": 9}
+        assert front(cloud).post(path, json=body).json() == error
+        assert len(cloud.posts(path)) == 1
+
+
 @pytest.fixture
 def keyed(tmp_path: Path) -> AppOptions:
     for name, more in (("alice", {}), ("bob", {"models": ("other",)}), ("eve", {"priority": 7})):
