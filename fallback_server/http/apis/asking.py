@@ -71,6 +71,7 @@ def as_chat(
         raise RequestError(
             "messages: there is nothing to answer: send at least one message with text", "messages"
         )
+    request.state.as_chat = True
     token = passes_on.set(service.engine.passes_on)  # images are for an upstream that may read them
     try:
         body = ChatRequest.model_validate({**given, "model": model})
