@@ -16,6 +16,7 @@ from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.convert import JsonRequest
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.service import Service, tenant_of
+from nearfar.fallback_server.http.words import shown
 from nearfar.fallback_server.tenants import MAX_PRIORITY, Tenant
 from nearfar.remote.forms import Form, read_form
 from nearfar.remote.server import MESSAGES, NATIVE, RESPONSES
@@ -120,14 +121,20 @@ def _streams(body: Mapping[str, Any]) -> bool:
 def _name(body: Mapping[str, Any]) -> str | None:
     model = body.get("model")
     if model is not None and not (isinstance(model, str) and 1 <= len(model) <= 256):
-        raise RequestError("model must be a name of 1 to 256 characters", "model")
+        raise RequestError(f"model must be a name of 1 to 256 characters, not {_given(model)}", "model")
     return model
+
+
+def _given(text: Any) -> str:
+    """Return a value that is not a text of the right length, for an error."""
+    return f"{len(text):,}" if isinstance(text, str) and text else shown(text)
 
 
 def _salt(body: Mapping[str, Any]) -> str | None:
     salt = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 512):
-        raise RequestError("cache_salt must be a string of 1 to 512 characters", "cache_salt")
+        said = f"cache_salt must be a string of 1 to 512 characters, not {_given(salt)}"
+        raise RequestError(said, "cache_salt")
     return salt
 
 
@@ -136,7 +143,10 @@ def _priority(body: Mapping[str, Any], tenant: Tenant) -> int:
     if priority is None:
         return max(0, tenant.priority)
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-        raise RequestError(f"priority must be a number from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
+        said = (
+            f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {shown(priority)}"
+        )
+        raise RequestError(said, "priority")
     return priority
 
 

@@ -22,6 +22,7 @@ from nearfar.remote.server import NATIVE
 from tests.support.clouds import STREAM, Cloud, Json, chatting, described, listing, reply
 from tests.support.fronts import opened_fronts
 
+HELLO = [{"role": "user", "content": "Hi"}]
 SALTED = ["model", "input", "cache_salt", "priority"]
 Front = Callable[..., httpx.Client]
 
@@ -76,6 +77,27 @@ def test_a_path_that_no_server_lists_is_refused_or_answered_here(front: Front) -
         assert cloud.posts() == []
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": ""}, "model must be a name of 1 to 256 characters, not ''"),
+        ({"model": 5}, "model must be a name of 1 to 256 characters, not 5"),
+        ({"model": []}, "model must be a name of 1 to 256 characters, not a list"),
+        ({"model": {}}, "model must be a name of 1 to 256 characters, not an object"),
+        ({"model": "m" * 1999}, "model must be a name of 1 to 256 characters, not 1,999"),
+        ({"cache_salt": 5}, "cache_salt must be a string of 1 to 512 characters, not 5"),
+        ({"priority": 1.5}, "priority must be a whole number from -1000 to 1000, not 1.5"),
+    ],
+)
+def test_a_wrong_field_of_a_forwarded_request_is_told_with_its_value(
+    front: Front, given: Json, said: str
+) -> None:
+    with server({"/v1/messages": ["model"]}, reply("200 OK", {})) as cloud:
+        answered = front(cloud).post("/v1/messages", json={"model": "m", "messages": HELLO, **given})
+        assert (answered.status_code, answered.json()["error"]["message"]) == (400, said)
+        assert cloud.posts() == []
+
+
 EVENTS = (
     b'event: response.created\ndata: {"type":"response.created","response":{"model":"m","usage":null}}\n\n'
     b'event: response.output_text.delta\ndata: {"type":"x","delta":"\\"model\\": \\"m\\""}\n\n'
@@ -123,7 +145,6 @@ def test_a_response_that_may_be_continued_is_answered_here(front: Front) -> None
         assert len(cloud.posts("/v1/chat/completions")) == 1
 
 
-HELLO = [{"role": "user", "content": "Hi"}]
 COUNTS: dict[str, Json] = {
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/messages/count_tokens": {"messages": HELLO},
