@@ -84,6 +84,23 @@ def test_what_the_front_leaves_out_itself_is_named_first(
     assert answered.headers[HEADER] == f"{own}, repeat_penalty, messages.id, and 3 more"
 
 
+def test_names_that_an_upstream_escaped_are_not_escaped_again() -> None:
+    """A field that the front ignores, too, is named once."""
+    theirs = r"X-Nearfar-Ignored: '\xe9\U0001f642', 'a b', zz"
+
+    def answering(path: str, body: Json) -> Iterator[bytes]:
+        if path == "/v1/models":
+            yield listing("m")
+        else:
+            head = STREAM.replace(b"\r\n\r\n", f"\r\n{theirs}\r\n\r\n".encode())
+            yield head + said("Hi") + said(finish="stop") + DONE
+
+    with opened_fronts() as made, Cloud(answering) as cloud:
+        body = {"model": "m", **ASKED[OLLAMA], "é🙂": 1}
+        answered = made(cloud, key=None)[1].post(OLLAMA, json=body)
+    assert answered.headers[HEADER] == r"'\xe9\U0001f642', 'a b', zz"
+
+
 def test_a_field_that_reaches_the_upstream_is_not_named_by_the_front(fronts: Fronts) -> None:
     answered = fronts[0].post(CHAT, json={"model": "m", **ASKED[CHAT], "mood": "x", "user": {"name": "Ann"}})
     assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
