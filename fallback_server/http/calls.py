@@ -34,7 +34,7 @@ from nearfar.fallback_server.http.limits import answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry
 from nearfar.fallback_server.http.metrics import CallMetrics
 from nearfar.fallback_server.http.middleware import TRACKED
-from nearfar.fallback_server.http.names import own_names
+from nearfar.fallback_server.http.names import own_names, was_turned
 from nearfar.fallback_server.http.service import Service, outcome_of, ticket_of
 from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
@@ -255,7 +255,9 @@ class TrackedCall:
         return prepared
 
     def _name_ignored(self, header: str) -> None:
-        """Name the fields that an upstream ignored in the answer's header, too."""
+        """Name the fields that an upstream ignored in the answer's header, too, as the client calls them."""
+        if header and was_turned(self.request):
+            header = ", ".join(own_names(self.request, header.split(", ")))
         if header:
             names_of(self.request).add_header(header)
 

@@ -73,13 +73,23 @@ def own_names(request: Request, names: Iterable[str]) -> list[str]:
     return [_own(known.get(name, (name,)), sent) for name in names]
 
 
+def turn(request: Request) -> None:
+    """Note that a request of another API is turned into a chat completion."""
+    request.state.as_chat = True
+
+
+def was_turned(request: Request) -> bool:
+    """Whether a request of another API was turned into a chat completion, whose names an upstream uses."""
+    return getattr(request.state, "as_chat", False) is True
+
+
 def in_own_words(request: Request, message: str, param: str) -> tuple[str, str]:
     """Return an error's message and field with the client's name of the field. The message may begin with
     the name. A request that was turned into a completion has other places, and another name for images, than
     its completion: the places in the message are left out, and the client's name is written.
     """
     (own,) = own_names(request, [param])
-    if getattr(request.state, "as_chat", False):
+    if was_turned(request):
         message = re.sub(rf"^{re.escape(param)}\.[\w.-]+(?=: )", param, message)
         image = _IMAGES.get(request.url.path, "image_url")
         message = message.replace("'image_url'", f"'{image}'")

@@ -101,6 +101,44 @@ def test_names_that_an_upstream_escaped_are_not_escaped_again() -> None:
     assert answered.headers[HEADER] == r"'\xe9\U0001f642', 'a b', zz"
 
 
+EFFORTS: dict[str, tuple[Json, str]] = {
+    CHAT: ({"reasoning_effort": "low"}, "reasoning_effort"),
+    RESPONSES: ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    MESSAGES: ({"output_config": {"effort": "low"}}, "output_config.effort"),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_effort_that_the_upstream_ignored_has_the_clients_name(strict: bool) -> None:
+    """A strict front cannot know what the upstream's template follows: it passes the field on, and says that
+    the upstream ignored it.
+    """
+
+    def answering(path: str, body: Json) -> Iterator[bytes]:
+        if path == "/v1/models":
+            yield listing("m")
+        else:
+            assert body["reasoning_effort"] == "low"
+            head = STREAM.replace(b"\r\n\r\n", b"\r\nX-Nearfar-Ignored: reasoning_effort\r\n\r\n")
+            yield head + said("Hi") + said(finish="stop") + DONE
+
+    with opened_fronts() as made, Cloud(answering) as cloud:
+        client = made(cloud, app=AppOptions(strict_fields=strict), key=None)[1]
+        for path, (effort, name) in EFFORTS.items():
+            answered = client.post(path, json={"model": "m", **ASKED[path], **effort})
+            assert (answered.status_code, answered.headers[HEADER]) == (200, name)
+
+
+def test_a_strict_front_passes_on_what_only_an_upstream_follows(fronts: Fronts) -> None:
+    form: Json = {"prediction": {"type": "content", "content": "x"}, "guided_decoding_backend": "outlines"}
+    answered = fronts[1].post(CHAT, json={"model": "m", **ASKED[CHAT], **form})
+    assert answered.status_code == 200, answered.text
+    sent = fronts[2].posts(CHAT)[-1]
+    assert {name: sent[name] for name in form} == form
+    refused = fronts[1].post(CHAT, json={"model": "m", **ASKED[CHAT], "zz": None})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "zz")
+
+
 def test_a_field_that_reaches_the_upstream_is_not_named_by_the_front(fronts: Fronts) -> None:
     answered = fronts[0].post(CHAT, json={"model": "m", **ASKED[CHAT], "mood": "x", "user": {"name": "Ann"}})
     assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
