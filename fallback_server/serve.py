@@ -23,7 +23,13 @@ from starlette.types import ASGIApp
 from nearfar.edge_runtime.progress import Progress, Tell
 from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.engines.base import ServerEngine
-from nearfar.fallback_server.engines.opening import EngineKind, EngineOptions, is_url, open_engine
+from nearfar.fallback_server.engines.opening import (
+    EngineKind,
+    EngineOptions,
+    is_url,
+    kind_of,
+    open_engine,
+)
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.connections import protocol
 from nearfar.fallback_server.http.counts import OwnCounts
@@ -218,6 +224,10 @@ class DrainingServer(uvicorn.Server):
 def serve(models: tuple[str, ...], options: ServeOptions, tell: Tell | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C. `tell` receives what the server waits for before it is ready."""
     keys = check_access(options)
+    if options.ray is None:
+        kind_of(models, options.engine, options.engines)
+    elif len(models) != 1:
+        raise RequestError(f"--ray runs replicas of one model, not of {len(models)}")
     set_up(options.log_format, options.log_level)
     front = is_front(models, options)
     for address in models if front else ():
@@ -377,8 +387,6 @@ def _configured(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
 async def _open(models: tuple[str, ...], options: ServeOptions, tell: Tell) -> ServerEngine:
     if options.ray is None:
         return await open_engine(models, options.engine, options.engines, tell)
-    if len(models) != 1:
-        raise RequestError(f"--ray runs replicas of one model, not of {len(models)}")
     return await open_on_ray(models[0], options.engine, options.engines, options.ray)
 
 

@@ -40,6 +40,8 @@ CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
     "/v1/models",
 )
 IGNORED_HEADER = "x-nearfar-ignored"
+ESTIMATED_HEADER = "x-nearfar-estimated"
+"""Names the figures of an answer that are estimates."""
 """The header in which a nearfar server names the fields of a request that it ignored."""
 RESPONSES, MESSAGES, OPENAPI = "/v1/responses", "/v1/messages", "/openapi.json"
 NATIVE = (

@@ -20,7 +20,7 @@ from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.events import blocks_of, body, data_of
 from nearfar.remote.forms import Form
-from nearfar.remote.server import ANSWER_BYTES, IGNORED_HEADER, Server
+from nearfar.remote.server import ANSWER_BYTES, ESTIMATED_HEADER, IGNORED_HEADER, Server
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,14 @@ _TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(; ?charset=[\w-]+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ForwardedChunk:
-    """A part of a forwarded answer. The first has its media type, and the fields that the upstream ignored,
-    as its header names them.
+    """A part of a forwarded answer. The first has its media type, the fields that the upstream ignored, and
+    the figures that it estimated, as its headers name them.
     """
 
     data: bytes
     type: str = ""
     ignored: str = ""
+    estimated: str = ""
 
     @property
     def streams(self) -> bool:
@@ -102,7 +103,8 @@ class ForwardedRequest:
                 data = await clock.wait(body(response, ANSWER_BYTES))
                 if data[:1] == b"{" and "content-type" not in response.headers:
                     kind = JSON
-                yield ForwardedChunk(self._named(data) if kind.startswith(JSON) else data, kind, ignored)
+                data = self._named(data) if kind.startswith(JSON) else data
+                yield ForwardedChunk(data, kind, ignored, response.headers.get(ESTIMATED_HEADER, ""))
                 return
             clock.wind(server.waits.first_token)
             async for part in self._events(server, response, clock):

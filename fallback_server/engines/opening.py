@@ -83,19 +83,27 @@ def guess(models: Seq[str], command: str = COMMAND) -> EngineKind:
     return "vllm" if vllm_is_there(command) else "torch"
 
 
+def kind_of(models: Seq[str], kind: EngineKind, options: EngineOptions) -> EngineKind:
+    """Return the kind of engine that serves the models. Raises RequestError where the models or the options
+    do not fit it; nothing is loaded.
+    """
+    if kind not in KINDS:
+        raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
+    kind = guess(models, options.vllm.command) if kind == "auto" else kind
+    check_options(kind, options)
+    if kind != "upstream" and len(models) != 1:
+        raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
+    return kind
+
+
 async def open_engine(
     models: Seq[str], kind: EngineKind, options: EngineOptions, tell: Tell | None = None
 ) -> ServerEngine:
     """Load a model, or connect to where it runs. `tell` receives the progress."""
     telling = Teller(tell)
-    if kind not in KINDS:
-        raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
-    kind = guess(models, options.vllm.command) if kind == "auto" else kind
-    check_options(kind, options)
+    kind = kind_of(models, kind, options)
     if kind == "upstream":
         return await UpstreamEngine.connect(models, options.upstream, options.names)
-    if len(models) != 1:
-        raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
     place = models[0]
     if kind == "vllm":
         return await VllmEngine.open(place, options.vllm, options.upstream, options.names, telling)
@@ -169,7 +177,9 @@ def check_options(kind: EngineKind, options: EngineOptions) -> None:
     """
     if kind != "upstream":
         _check_upstream(kind, options.upstream)
-    elif options.names and options.upstream.auto is not None:
+    else:
+        _check_local(options)
+    if kind == "upstream" and options.names and options.upstream.auto is not None:
         raise RequestError(
             f"--name {options.names[0]} serves one model, and --auto stands for two: leave out one of these "
             "options",
@@ -192,6 +202,27 @@ def _check_upstream(kind: EngineKind, given: UpstreamOptions) -> None:
             raise RequestError(
                 f"{option} {what}, but {said}: leave it out, or give the addresses of servers (nearfar serve "
                 "http://…)",
+                name,
+            )
+
+
+def _check_local(options: EngineOptions) -> None:
+    """Raise RequestError for the first option that changes nothing where other servers compute."""
+    default = EngineOptions()
+    for name, option in (
+        ("device", "--device"),
+        ("dtype", "--dtype"),
+        ("threads", "--threads"),
+        ("kv_memory", "--kv-memory"),
+        ("max_running", "--max-running"),
+        ("trust", "--trust"),
+        ("vllm", "--vllm-command or --vllm-option"),
+        ("text", "--reasoning"),
+    ):
+        if getattr(options, name) != getattr(default, name):
+            raise RequestError(
+                f"{option} changes nothing where other servers compute: leave it out, or give it to the "
+                "server that computes the model",
                 name,
             )
 

@@ -144,6 +144,8 @@ class UpstreamEngine:
             if auto is None or not any(info.id in auto.models for info in found):
                 return tuple(found)
             return (*found, ModelInfo(AUTO, stands_for=auto.models))
+        if not self._named:
+            return ()
         context = next((model.context_length for model in found if model.id == self._named), 0)
         return tuple(ModelInfo(name, context) for name in self._names)
 
@@ -229,7 +231,7 @@ class UpstreamEngine:
         if not places:
             return None
         fields = frozenset.intersection(*(place.fields for place in places))
-        generates = path.startswith((RESPONSES, MESSAGES))
+        generates = path in (RESPONSES, MESSAGES)  # those below them count tokens, and read no cache
         if generates and self.options.salts and tenant.salt and "cache_salt" not in fields:
             return None
         return fields

@@ -48,7 +48,7 @@ from nearfar.fallback_server.http.paths import PATHS
 from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.service import Service
 from nearfar.fallback_server.http.tracing import Tracer
-from nearfar.remote.server import NATIVE
+from nearfar.remote.server import ESTIMATED_HEADER, NATIVE
 from nearfar.version import __version__
 
 
@@ -111,7 +111,7 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
             allow_headers=["*"],
             # A named origin may call this machine from a public page, too.
             allow_private_network=True,
-            expose_headers=[*ID_HEADERS, "retry-after", HEADER],
+            expose_headers=[*ID_HEADERS, "retry-after", HEADER, ESTIMATED_HEADER],
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)

@@ -34,16 +34,19 @@ from nearfar.fallback_server.http.limits import answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry
 from nearfar.fallback_server.http.metrics import CallMetrics
 from nearfar.fallback_server.http.middleware import TRACKED
-from nearfar.fallback_server.http.names import own_names
+from nearfar.fallback_server.http.names import own_names, was_turned
 from nearfar.fallback_server.http.service import Service, outcome_of, ticket_of
 from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.times import CallTimes
 from nearfar.fallback_server.http.tracing import TraceSpan
 from nearfar.remote.chunks import Passed
+from nearfar.remote.server import ESTIMATED_HEADER
 
 TOKEN_BYTES = 200
 """Bytes of a whole answer of an upstream that count as one token under way."""
+ESTIMATED = "input_tokens"
+"""The figure that may be an estimate, as the header names it."""
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
 
@@ -112,7 +115,10 @@ class TrackedCall:
 
         async def counted() -> Response:
             prepared = await self._tokens()
-            return await json_response(await record(prepared), sum(map(len, prepared.prompts)))
+            made = await json_response(await record(prepared), sum(map(len, prepared.prompts)))
+            if prepared.estimated:
+                made.headers[ESTIMATED_HEADER] = ESTIMATED
+            return made
 
         return await self._run(lambda: self._at_once(counted()))
 
@@ -143,7 +149,10 @@ class TrackedCall:
                 data.append(part.data)
                 self._ticket.hold(len(part.data) // TOKEN_BYTES)
         await self._end(200, "ok")
-        return Response(b"".join(data), media_type=first.type, headers={"X-Content-Type-Options": "nosniff"})
+        headers = {"X-Content-Type-Options": "nosniff"}
+        if first.estimated:
+            headers[ESTIMATED_HEADER] = ESTIMATED
+        return Response(b"".join(data), media_type=first.type, headers=headers)
 
     async def _forwarded_events(
         self, first: ForwardedChunk, parts: AsyncGenerator[ForwardedChunk, None]
@@ -246,7 +255,9 @@ class TrackedCall:
         return prepared
 
     def _name_ignored(self, header: str) -> None:
-        """Name the fields that an upstream ignored in the answer's header, too."""
+        """Name the fields that an upstream ignored in the answer's header, too, as the client calls them."""
+        if header and was_turned(self.request):
+            header = ", ".join(own_names(self.request, header.split(", ")))
         if header:
             names_of(self.request).add_header(header)
 

@@ -90,7 +90,7 @@ class Problem:
         """The message for Anthropic's clients, which compact a conversation when it begins with these
         words.
         """
-        if self.code != CONTEXT_CODE:
+        if self.code != CONTEXT_CODE or self.message.startswith(LONG):  # an upstream has written it so
             return self.message
         said, _, advice = self.message.partition(f": the {LONG}, ")
         return f"{LONG}: {said}; {advice}" if advice else f"{LONG}: {self.message}"

@@ -35,6 +35,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nearfar.edge_runtime.tools.parameters import fits_objects
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
+from nearfar.fallback_server.http.places import UNKNOWN_FIELDS, unknown_fields
 from nearfar.fallback_server.http.words import IDLE, KIND, SHOWN, shown
 from nearfar.format.requests import MAX_GRAMMAR_BYTES, MAX_INPUTS, MAX_STOPS
 from nearfar.format.sampling import RANGES
@@ -77,8 +78,10 @@ class Strict(BaseModel):
             return handler(data)
         if (found := ignored.get()) is None:
             if len(data) > len(cls.model_fields) + UNKNOWN:
-                raise ValueError(
-                    f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here"
+                raise PydanticCustomError(
+                    "value_error",
+                    "{given} fields, of which at most {known} can be known here",
+                    {"given": f"{len(data):,}", "known": len(cls.model_fields), UNKNOWN_FIELDS: True},
                 )
             return handler(data)
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -137,15 +140,17 @@ ignored, and the answer's header names it.
 def _or_passed(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
-    except ValidationError:
-        if passes_on.get():
-            return None
-        raise
+    except ValidationError as error:
+        if not passes_on.get():
+            raise
+        if ignored.get() is None and (unknown := unknown_fields(error)) is not None:
+            raise unknown from error
+        return None
 
 
 OPEN = WrapValidator(_or_passed)
 """Marks a field whose forms differ between servers: a form that is unknown here is left to the upstream,
-which gets the request as received.
+which gets the request as received. Where unknown fields are rejected, those in the form are, too.
 """
 
 

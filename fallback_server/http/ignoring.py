@@ -43,19 +43,22 @@ class Ignored:
 
     def add(self, name: str) -> None:
         """Add a field, named with its place."""
-        if name in self._met:
-            return
-        self._met.add(name)
-        if len(self.names) < NAMED:
-            self.names.append(name[:LONGEST] if _PLAIN.fullmatch(name) else ascii(name[:LONGEST])[:LONGEST])
+        self._add(name if _PLAIN.fullmatch(name) else ascii(name))
 
     def add_header(self, value: str) -> None:
         """Add the fields that an upstream's header names."""
         for name in value[:HEADER_CHARS].split(", "):
             if counted := _COUNTED.fullmatch(name):
                 self._more += int(counted[1])
-            elif name:
-                self.add(name)
+            elif name:  # a name that can stand in a header is escaped already, where that was needed
+                self._add(name if name.isascii() and name.isprintable() else ascii(name))
+
+    def _add(self, name: str) -> None:
+        if name in self._met:
+            return
+        self._met.add(name)
+        if len(self.names) < NAMED:
+            self.names.append(name[:LONGEST])
 
     @property
     def header(self) -> str:

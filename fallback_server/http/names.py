@@ -60,17 +60,39 @@ was sent is named.
 """
 
 
+_IMAGES = {
+    "/v1/messages": "image", "/v1/messages/count_tokens": "image", "/v1/responses": "input_image",
+    "/v1/responses/input_tokens": "input_image", "/api/chat": "images", "/api/generate": "images",
+}  # fmt: skip
+"""By path: the client's name of an image, which is an `image_url` in a completion."""
+
+
 def own_names(request: Request, names: Iterable[str]) -> list[str]:
     """Return the client's names of fields of a completion."""
     known, sent = NAMES.get(request.url.path, {}), getattr(request.state, "sent", None)
     return [_own(known.get(name, (name,)), sent) for name in names]
 
 
+def turn(request: Request) -> None:
+    """Note that a request of another API is turned into a chat completion."""
+    request.state.as_chat = True
+
+
+def was_turned(request: Request) -> bool:
+    """Whether a request of another API was turned into a chat completion, whose names an upstream uses."""
+    return getattr(request.state, "as_chat", False) is True
+
+
 def in_own_words(request: Request, message: str, param: str) -> tuple[str, str]:
     """Return an error's message and field with the client's name of the field. The message may begin with
-    the name.
+    the name. A request that was turned into a completion has other places, and another name for images, than
+    its completion: the places in the message are left out, and the client's name is written.
     """
     (own,) = own_names(request, [param])
+    if was_turned(request):
+        message = re.sub(rf"^{re.escape(param)}\.[\w.-]+(?=: )", param, message)
+        image = _IMAGES.get(request.url.path, "image_url")
+        message = message.replace("'image_url'", f"'{image}'")
     return re.sub(rf"^{re.escape(param)}\b", own, message), own
 
 

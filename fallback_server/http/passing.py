@@ -10,18 +10,21 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from nearfar.errors import RequestError
-from nearfar.fallback_server.engines.base import EngineRequest, Prepared
+from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo, Prepared
 from nearfar.fallback_server.engines.forwarding import ForwardedRequest
 from nearfar.fallback_server.http.calls import TrackedCall
 from nearfar.fallback_server.http.convert import JsonRequest
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.service import Service, tenant_of
+from nearfar.fallback_server.http.words import shown
 from nearfar.fallback_server.tenants import MAX_PRIORITY, Tenant
 from nearfar.remote.forms import Form, read_form
-from nearfar.remote.server import NATIVE, RESPONSES
+from nearfar.remote.server import MESSAGES, NATIVE, RESPONSES
 
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 """Paths whose requests are forms."""
+COUNTS = (f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens")
+"""Paths that count the tokens of a prompt: any of the models that a name stands for may do that."""
 KEEPS = ("previous_response_id", "conversation", "background", "prompt")
 """Fields of responses that refer to something in this server's own memory."""
 
@@ -63,12 +66,14 @@ class Forwarder:
             form = read_form(await request.body(), request.headers.get("content-type", ""))
         else:
             body = await request.read_json()
-            if not isinstance(body, dict) or (path.startswith(RESPONSES) and _is_kept(body)):
+            if not isinstance(body, dict) or (path.startswith(RESPONSES) and _is_kept(path, body)):
                 return None
         model = self._service.named(_name(body) if form is None else form.model, tenant)
         info = next((info for info in self._service.visible(tenant) if info.id == model), None)
         if info is not None:
             self._service.check_single(info, path, tenant)
+            if path in COUNTS:
+                model = _counting(engine, path, info, tenant)
         takes = engine.native(path, model, tenant)
         if takes is None:
             return None
@@ -92,9 +97,21 @@ async def absent(request: Request) -> Response:
     raise ApiError(404, f"no upstream server offers {request.url.path} for this model", "model", "not_found")
 
 
-def _is_kept(body: Mapping[str, Any]) -> bool:
-    """Whether this server must remember the response: unless told otherwise, it may be continued."""
-    return body.get("store") is not False or any(body.get(name) is not None for name in KEEPS)
+def _counting(engine: Forwards, path: str, info: ModelInfo, tenant: Tenant) -> str:
+    """Return the model whose server counts the tokens of a prompt to `info`."""
+    allowed = filter(tenant.allows, info.stands_for)
+    return next((name for name in allowed if engine.native(path, name, tenant) is not None), info.id)
+
+
+def _is_kept(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether this server must remember the response, which may be continued unless the request says
+    otherwise, or has what the request refers to.
+    """
+    given = body.get("input")
+    items = given if isinstance(given, list) else ()
+    refers = any(isinstance(item, dict) and item.get("type") == "item_reference" for item in items)
+    refers = refers or any(body.get(name) is not None for name in KEEPS)
+    return refers or (path == RESPONSES and body.get("store") is not False)
 
 
 def _streams(body: Mapping[str, Any]) -> bool:
@@ -104,14 +121,20 @@ def _streams(body: Mapping[str, Any]) -> bool:
 def _name(body: Mapping[str, Any]) -> str | None:
     model = body.get("model")
     if model is not None and not (isinstance(model, str) and 1 <= len(model) <= 256):
-        raise RequestError("model must be a name of 1 to 256 characters", "model")
+        raise RequestError(f"model must be a name of 1 to 256 characters, not {_given(model)}", "model")
     return model
+
+
+def _given(text: Any) -> str:
+    """Return a value that is not a text of the right length, for an error."""
+    return f"{len(text):,}" if isinstance(text, str) and text else shown(text)
 
 
 def _salt(body: Mapping[str, Any]) -> str | None:
     salt = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 512):
-        raise RequestError("cache_salt must be a string of 1 to 512 characters", "cache_salt")
+        said = f"cache_salt must be a string of 1 to 512 characters, not {_given(salt)}"
+        raise RequestError(said, "cache_salt")
     return salt
 
 
@@ -120,7 +143,10 @@ def _priority(body: Mapping[str, Any], tenant: Tenant) -> int:
     if priority is None:
         return max(0, tenant.priority)
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-        raise RequestError(f"priority must be a number from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
+        said = (
+            f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {shown(priority)}"
+        )
+        raise RequestError(said, "priority")
     return priority
 
 

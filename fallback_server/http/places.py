@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 Part = str | int
 Schema = Mapping[str, Any]
 
 BODY = "body"
 """The part with which FastAPI begins each place."""
+UNKNOWN_FIELDS = "unknown_fields"
+"""In the context of one of our own errors: the error is about unknown fields."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +57,26 @@ def moved(error: ValidationError, indexes: Sequence[int]) -> ValidationError:
     """Return the errors about a list with the indexes of another one. `indexes`: the index there of each
     entry.
     """
-    return _error([
-        (
-            _moved(each["loc"], indexes),
-            PydanticCustomError(each["type"], each["msg"], each.get("ctx")),
-            each["input"],
-        )
+    return _error([(_moved(each["loc"], indexes), _custom(each), each["input"]) for each in error.errors()])
+
+
+def unknown_fields(error: ValidationError) -> ValidationError | None:
+    """Return the errors about unknown fields alone; None where there is none."""
+    found = [
+        (each["loc"], _custom(each), each["input"])
         for each in error.errors()
-    ])  # fmt: skip
+        if each["type"] == "extra_forbidden" or UNKNOWN_FIELDS in each.get("ctx", {})
+    ]
+    return _error(found) if found else None
 
 
 def _moved(where: tuple[Part, ...], indexes: Sequence[int]) -> tuple[Part, ...]:
     first = next((at for at, part in enumerate(where) if isinstance(part, int)), None)
     return where if first is None else (*where[:first], indexes[int(where[first])], *where[first + 1 :])
+
+
+def _custom(error: ErrorDetails) -> PydanticCustomError:
+    return PydanticCustomError(error["type"], error["msg"], error.get("ctx"))
 
 
 def _error(found: Sequence[tuple[tuple[Part, ...], PydanticCustomError, object]]) -> ValidationError:

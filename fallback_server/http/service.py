@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,15 +95,21 @@ class Service:
 
     def visible(self, tenant: Tenant) -> list[ModelInfo]:
         """Return the models that a tenant may use; a name that stands for several needs one of these."""
-        return [
-            info
-            for info in self.engine.models()
-            if tenant.allows(info.id) and any(map(tenant.allows, info.stands_for or (info.id,)))
-        ]
+        return _allowed(self.engine.models(), tenant)
+
+    def _usable(self, tenant: Tenant) -> list[ModelInfo]:
+        """Return the models that a tenant may use. Raises EngineError where there is no model at all yet: no
+        upstream has listed one.
+        """
+        if not (found := self.engine.models()):
+            raise EngineError("the server has no model yet; try again later")
+        return _allowed(found, tenant)
 
     def model(self, name: str, tenant: Tenant) -> ModelInfo:
-        """Return a model that a tenant may use. Raises ApiError with 404 for any other model."""
-        visible = self.visible(tenant)
+        """Return a model that a tenant may use. Raises ApiError with 404 for any other model, and EngineError
+        while there is none at all.
+        """
+        visible = self._usable(tenant)
         found = next((info for info in visible if info.id == name), None)
         if found is None:
             known = ", ".join(info.id for info in visible) or "none for this key"
@@ -117,8 +123,6 @@ class Service:
         (which looks the same), or for more urgency than the key may request.
         """
         tenant = wanted.tenant
-        if not self.engine.models():
-            raise EngineError("the server has no model yet; try again later")
         found = self.model(wanted.model, tenant)
         if wanted.priority < tenant.priority:
             raise ApiError(
@@ -146,15 +150,24 @@ class Service:
     def named(self, model: str | None, tenant: Tenant) -> str:
         """Return the requested model; for a request without one, the only model that its tenant may use.
         Names of an engine that computes here are names of one model. Raises ApiError where several models
-        may be meant.
+        may be meant, and EngineError while there is no model at all, whatever the request names.
         """
+        there = [info.id for info in self._usable(tenant)]
         if model:
             return model
-        there = [info.id for info in self.visible(tenant)]
         if len(there) == 1 or (there and not self.engine.passes_on):
             return there[0]
         known = ", ".join(there) or "none for this key"
         raise ApiError(400, f"the field model is missing, and this server has {known}: name one", "model")
+
+
+def _allowed(models: Iterable[ModelInfo], tenant: Tenant) -> list[ModelInfo]:
+    """Return the models that a tenant may use, of which a name that stands for several needs one."""
+    return [
+        info
+        for info in models
+        if tenant.allows(info.id) and any(map(tenant.allows, info.stands_for or (info.id,)))
+    ]
 
 
 def tenant_of(request: Request) -> Tenant:

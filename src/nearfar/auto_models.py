@@ -21,7 +21,7 @@ def auto_models(models: str, policy: Path | None) -> AutoModels:
     """Read `--auto SMALL,LARGE` and the policy's file. Raises RequestError where either is invalid."""
     small, comma, large = models.partition(",")
     if not (small and comma and large) or "," in large or small == large:
-        raise RequestError(f"--auto takes two models as SMALL,LARGE, not {models!r:.100}")
+        raise RequestError(f"--auto takes two different models as SMALL,LARGE, not {models!r:.100}")
     return AutoModels(small, large, Chooser(_policy(policy)))
 
 

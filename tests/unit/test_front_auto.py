@@ -17,7 +17,7 @@ from nearfar.fallback_server.engines.opening import EngineOptions, check_options
 from nearfar.fallback_server.engines.upstream import UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
-from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, reply, said
+from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, free_port, reply, said
 from tests.support.commands import nearfar
 from tests.support.fronts import opened_fronts
 
@@ -183,6 +183,30 @@ def test_options_for_other_servers_are_refused_without_these(option: tuple[str, 
     done = nearfar("serve", "no/such/model", *option)
     assert done.returncode == 1
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--reasoning", "off"), "--reasoning changes nothing where other servers compute"),
+        (("--kv-memory", "5GB"), "--kv-memory changes nothing"),
+        (("--threads", "2"), "--threads changes nothing"),
+        (("--device", "cpu"), "--device changes nothing"),
+        (("--trust",), "--trust changes nothing"),
+        (("--vllm-option", "--x"), "--vllm-command or --vllm-option changes nothing"),
+        (("--name", "m", "--auto", "a,b"), "--name m serves one model, and --auto stands for two"),
+        (("--auto", "a,a"), "--auto takes two different models as SMALL,LARGE, not 'a,a'"),
+        (("no/such/model",), "MODEL is one directory or hub id, or one or several URLs"),
+        (("--engine", "torch", "http://127.0.0.1:9"), "the engine torch serves one model, not 2"),
+    ],
+)
+def test_options_that_a_front_cannot_follow_are_refused_before_it_listens(
+    given: tuple[str, ...], said: str
+) -> None:
+    done = nearfar("serve", "http://127.0.0.1:9", *given, "--port", str(free_port()))
+    assert done.returncode == 1, done.stderr
+    assert said in " ".join(done.stderr.split())
+    assert "listening" not in done.stderr
 
 
 def test_auto_and_a_name_for_one_model_do_not_fit_together() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nearfar.auto_models import auto_models
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
@@ -21,6 +22,7 @@ from nearfar.remote.server import NATIVE
 from tests.support.clouds import STREAM, Cloud, Json, chatting, described, listing, reply
 from tests.support.fronts import opened_fronts
 
+HELLO = [{"role": "user", "content": "Hi"}]
 SALTED = ["model", "input", "cache_salt", "priority"]
 Front = Callable[..., httpx.Client]
 
@@ -75,6 +77,27 @@ def test_a_path_that_no_server_lists_is_refused_or_answered_here(front: Front) -
         assert cloud.posts() == []
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": ""}, "model must be a name of 1 to 256 characters, not ''"),
+        ({"model": 5}, "model must be a name of 1 to 256 characters, not 5"),
+        ({"model": []}, "model must be a name of 1 to 256 characters, not a list"),
+        ({"model": {}}, "model must be a name of 1 to 256 characters, not an object"),
+        ({"model": "m" * 1999}, "model must be a name of 1 to 256 characters, not 1,999"),
+        ({"cache_salt": 5}, "cache_salt must be a string of 1 to 512 characters, not 5"),
+        ({"priority": 1.5}, "priority must be a whole number from -1000 to 1000, not 1.5"),
+    ],
+)
+def test_a_wrong_field_of_a_forwarded_request_is_told_with_its_value(
+    front: Front, given: Json, said: str
+) -> None:
+    with server({"/v1/messages": ["model"]}, reply("200 OK", {})) as cloud:
+        answered = front(cloud).post("/v1/messages", json={"model": "m", "messages": HELLO, **given})
+        assert (answered.status_code, answered.json()["error"]["message"]) == (400, said)
+        assert cloud.posts() == []
+
+
 EVENTS = (
     b'event: response.created\ndata: {"type":"response.created","response":{"model":"m","usage":null}}\n\n'
     b'event: response.output_text.delta\ndata: {"type":"x","delta":"\\"model\\": \\"m\\""}\n\n'
@@ -120,6 +143,61 @@ def test_a_response_that_may_be_continued_is_answered_here(front: Front) -> None
         front(cloud).post("/v1/responses", json={"model": "m", "input": "Hi"})
         assert cloud.posts("/v1/responses") == []
         assert len(cloud.posts("/v1/chat/completions")) == 1
+
+
+COUNTS: dict[str, Json] = {
+    "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+}
+
+
+@pytest.mark.parametrize("path", COUNTS)
+@pytest.mark.parametrize("model", ["m", "auto"])
+def test_tokens_of_a_prompt_are_counted_by_the_server_of_the_model(
+    front: Front, keyed: AppOptions, path: str, model: str
+) -> None:
+    with server({path: ["model"]}, reply("200 OK", {"input_tokens": 30})) as cloud:
+        client = front(cloud, app=keyed, auto=auto_models("m,other", None))
+        counted = client.post(path, json={"model": model, **COUNTS[path]}, headers=bearer("alice"))
+        assert (counted.status_code, counted.json()) == (200, {"input_tokens": 30})
+        assert cloud.posts() == [{"model": "m", **COUNTS[path]}]
+        assert "x-nearfar-estimated" not in counted.headers
+
+
+@pytest.mark.parametrize("path", COUNTS)
+def test_an_estimated_count_is_marked(front: Front, path: str) -> None:
+    """No server lists the path; a front of that front passes the mark on."""
+    with server({}, reply("200 OK", {})) as cloud:
+        counted = front(cloud).post(path, json={"model": "m", **COUNTS[path]})
+        assert (counted.status_code, counted.headers["x-nearfar-estimated"]) == (200, "input_tokens")
+        assert cloud.posts() == []
+    theirs = reply("200 OK", {"input_tokens": 2}, "X-Nearfar-Estimated: input_tokens")
+    with server({path: ["model"]}, theirs) as cloud:
+        counted = front(cloud).post(path, json={"model": "m", **COUNTS[path]})
+        assert counted.headers["x-nearfar-estimated"] == "input_tokens"
+
+
+def test_tokens_after_a_stored_response_are_counted_here(front: Front) -> None:
+    path = "/v1/responses/input_tokens"
+    with server({path: ["model"]}, reply("200 OK", {"input_tokens": 30})) as cloud:
+        client = front(cloud)
+        for refers in (
+            {"previous_response_id": "resp_0"},
+            {"input": [{"type": "item_reference", "id": "msg_0"}]},
+        ):
+            answered = client.post(path, json={"model": "m", "input": "Hi", **refers})
+            assert answered.status_code == 400, answered.text
+        assert cloud.posts() == []
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_forwarded_error_about_a_long_prompt_says_so_once(front: Front, path: str) -> None:
+    said = "prompt is too long: this model's maximum context length is 64 tokens, not 99; shorten it"
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": said}}
+    with server({path: ["model"]}, reply("400 Bad Request", error)) as cloud:
+        body = {"model": "m", "messages": HELLO, "max_tokens": 9}
+        assert front(cloud).post(path, json=body).json() == error
+        assert len(cloud.posts(path)) == 1
 
 
 @pytest.fixture

@@ -84,6 +84,61 @@ def test_what_the_front_leaves_out_itself_is_named_first(
     assert answered.headers[HEADER] == f"{own}, repeat_penalty, messages.id, and 3 more"
 
 
+def test_names_that_an_upstream_escaped_are_not_escaped_again() -> None:
+    """A field that the front ignores, too, is named once."""
+    theirs = r"X-Nearfar-Ignored: '\xe9\U0001f642', 'a b', zz"
+
+    def answering(path: str, body: Json) -> Iterator[bytes]:
+        if path == "/v1/models":
+            yield listing("m")
+        else:
+            head = STREAM.replace(b"\r\n\r\n", f"\r\n{theirs}\r\n\r\n".encode())
+            yield head + said("Hi") + said(finish="stop") + DONE
+
+    with opened_fronts() as made, Cloud(answering) as cloud:
+        body = {"model": "m", **ASKED[OLLAMA], "é🙂": 1}
+        answered = made(cloud, key=None)[1].post(OLLAMA, json=body)
+    assert answered.headers[HEADER] == r"'\xe9\U0001f642', 'a b', zz"
+
+
+EFFORTS: dict[str, tuple[Json, str]] = {
+    CHAT: ({"reasoning_effort": "low"}, "reasoning_effort"),
+    RESPONSES: ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    MESSAGES: ({"output_config": {"effort": "low"}}, "output_config.effort"),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_effort_that_the_upstream_ignored_has_the_clients_name(strict: bool) -> None:
+    """A strict front cannot know what the upstream's template follows: it passes the field on, and says that
+    the upstream ignored it.
+    """
+
+    def answering(path: str, body: Json) -> Iterator[bytes]:
+        if path == "/v1/models":
+            yield listing("m")
+        else:
+            assert body["reasoning_effort"] == "low"
+            head = STREAM.replace(b"\r\n\r\n", b"\r\nX-Nearfar-Ignored: reasoning_effort\r\n\r\n")
+            yield head + said("Hi") + said(finish="stop") + DONE
+
+    with opened_fronts() as made, Cloud(answering) as cloud:
+        client = made(cloud, app=AppOptions(strict_fields=strict), key=None)[1]
+        for path, (effort, name) in EFFORTS.items():
+            answered = client.post(path, json={"model": "m", **ASKED[path], **effort})
+            assert (answered.status_code, answered.headers[HEADER]) == (200, name)
+
+
+def test_a_strict_front_passes_on_what_only_an_upstream_follows(fronts: Fronts) -> None:
+    form: Json = {"prediction": {"type": "content", "content": "x"}, "guided_decoding_backend": "outlines"}
+    answered = fronts[1].post(CHAT, json={"model": "m", **ASKED[CHAT], **form})
+    assert answered.status_code == 200, answered.text
+    sent = fronts[2].posts(CHAT)[-1]
+    assert {name: sent[name] for name in form} == form
+    refused = fronts[1].post(CHAT, json={"model": "m", **ASKED[CHAT], "zz": None})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "zz")
+
+
 def test_a_field_that_reaches_the_upstream_is_not_named_by_the_front(fronts: Fronts) -> None:
     answered = fronts[0].post(CHAT, json={"model": "m", **ASKED[CHAT], "mood": "x", "user": {"name": "Ann"}})
     assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
@@ -101,6 +156,49 @@ def test_a_strict_front_rejects_unknown_fields(fronts: Fronts, path: str) -> Non
     answered = client.post(path, json={"model": "m", **ASKED[path]})
     assert answered.status_code == 200, answered.text
     assert answered.headers[HEADER] == "repeat_penalty, messages.id, and 3 more"
+
+
+FUNCTION: Json = {"name": "f", "parameters": {"type": "object"}}
+CALL: Json = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+MANY = dict.fromkeys(map(str, range(99)), 1)
+NESTED: dict[str, Json] = {
+    "tools.0.zz": {"tools": [{"type": "function", "function": FUNCTION, "zz": 1}]},
+    "tools.0.function.zz": {"tools": [{"type": "function", "function": {**FUNCTION, "zz": 1}}]},
+    "tools.0.custom": {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+    "tool_choice.zz": {"tool_choice": {"type": "function", "function": {"name": "f"}, "zz": 1}},
+    "tool_choice.function.zz": {"tool_choice": {"type": "function", "function": {"name": "f", "zz": 1}}},
+    "response_format.zz": {"response_format": {"type": "json_object", "zz": 1}},
+    "response_format.json_schema.zz": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "zz": 1}}
+    },
+    "structured_outputs.zz": {"structured_outputs": {"regex": "a", "zz": 1}},
+    "messages.1.tool_calls.0.zz": {
+        "messages": [*HELLO, {"role": "assistant", "tool_calls": [{**CALL, "zz": 1}]}]
+    },
+    "tools.0": {"tools": [{"type": "function", "function": FUNCTION, **MANY}]},
+}
+
+
+@pytest.mark.parametrize("place", NESTED)
+def test_a_strict_front_rejects_nested_unknown_fields(fronts: Fronts, place: str) -> None:
+    passing, client, cloud = fronts
+    body = {"model": "m", **ASKED[CHAT], **NESTED[place]}
+    before = len(cloud.posts())
+    refused = client.post(CHAT, json=body)
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert error["param"] == place.split(".")[0]
+    assert error["message"].startswith(("unknown field ", f"{place}: 101 fields"))
+    assert len(cloud.posts()) == before
+    assert passing.post(CHAT, json=body).status_code == 200
+
+
+def test_a_strict_front_passes_known_fields_with_forms_of_the_upstream(fronts: Fronts) -> None:
+    form = {"chat_template_kwargs": {"deep": {"er": [1]}}, "bad_words": ["no"]}
+    answered = fronts[1].post(CHAT, json={"model": "m", **ASKED[CHAT], **form})
+    assert answered.status_code == 200, answered.text
+    sent = fronts[2].posts(CHAT)[-1]
+    assert {name: sent[name] for name in form} == form
 
 
 def test_what_no_upstream_is_asked_for_is_refused(fronts: Fronts) -> None:

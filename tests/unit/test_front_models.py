@@ -74,6 +74,32 @@ class Front:
         return {match[1]: float(match[2]) for match in found if match and float(match[2])}
 
 
+WITHOUT_MODEL: list[tuple[str, str, Json]] = [
+    *(("POST", path, body) for path, body in ASKED.items()),
+    ("POST", "/v1/embeddings", {"input": "x"}),
+    ("POST", "/v1/tokenize", {"prompt": "x"}),
+    ("POST", "/v1/detokenize", {"tokens": [1]}),
+    ("POST", "/v1/messages/count_tokens", {"messages": HELLO}),
+    ("POST", "/v1/rerank", {"query": "x", "documents": ["a"]}),
+    ("POST", "/v1/classify", {"input": "x"}),
+    ("POST", "/api/chat", {}),
+    ("POST", "/api/show", {}),
+    ("GET", "/v1/models/other", {}),
+]
+
+
+@pytest.mark.parametrize("names", [(), ("other",)])
+def test_all_requests_get_503_until_an_upstream_lists_a_model(names: tuple[str, ...]) -> None:
+    with opened_fronts() as fronts, Cloud(lambda path, body: [reply("503 No", "")]) as cloud:
+        _, client = fronts(cloud, names)
+        assert client.get("/v1/models").json()["data"] == []
+        for method, path, body in WITHOUT_MODEL:
+            for named in ({}, {"model": "other"}):
+                answered = client.request(method, path, json={**body, **named} if method == "POST" else None)
+                assert answered.status_code == 503, (path, named, answered.text)
+                assert "no model yet" in answered.text
+
+
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     file = tmp_path_factory.mktemp("front") / "audit.jsonl"

@@ -238,6 +238,36 @@ def test_a_refusal_keeps_status_type_and_code(front: Front, status: int, error: 
     assert (answered.status_code, answered.json()["error"]) == (status, error)
 
 
+IMAGE = "data:image/png;base64,AAAA"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+IMAGES: dict[str, tuple[Json, str]] = {
+    "/v1/messages": (
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": SOURCE}]}], "max_tokens": 9},
+        "messages: only parts of type 'text' are taken, not 'image'",
+    ),
+    "/v1/responses": (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}]},
+        "input: only parts of type 'text' are taken, not 'input_image'",
+    ),
+    CHAT: (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}]},
+        "messages.0.content.0: only parts of type 'text' are taken, not 'image_url'",
+    ),
+}
+
+
+@pytest.mark.parametrize("path", IMAGES)
+def test_a_refused_image_has_the_clients_name(front: Front, path: str) -> None:
+    body, said = IMAGES[path]
+    message = "messages.0.content.0: only parts of type 'text' are taken, not 'image_url'"
+    error = {"message": message, "type": "invalid_request_error", "param": "messages", "code": None}
+    with Cloud(chatting(completions=lambda _: iter([reply("400 No", {"error": error})]))) as cloud:
+        answered = front(cloud).post(path, json={"model": "m", **body})
+        assert len(cloud.posts(CHAT)) == 1
+    assert answered.status_code == 400
+    assert answered.json()["error"]["message"] == said
+
+
 def test_an_error_after_events_that_came_with_it_follows_them(front: Front) -> None:
     def failing(_: Json) -> Iterator[bytes]:
         yield STREAM + b"".join(

@@ -16,6 +16,7 @@ from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.embedding import embedding
 from nearfar.fallback_server.http.faults import fault_of
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
+from nearfar.fallback_server.http.names import turn
 from nearfar.fallback_server.http.places import fault_at, moved
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from nearfar.fallback_server.http.service import Service, tenant_of
@@ -71,6 +72,7 @@ def as_chat(
         raise RequestError(
             "messages: there is nothing to answer: send at least one message with text", "messages"
         )
+    turn(request)
     token = passes_on.set(service.engine.passes_on)  # images are for an upstream that may read them
     try:
         body = ChatRequest.model_validate({**given, "model": model})
