@@ -126,11 +126,23 @@ def is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def _items(given: str | Sequence[Record] | None) -> list[Record]:
-    """Return the items of a request, each with an id."""
+    """Return the items of a request as they are listed: each with an id, and messages with parts."""
     if isinstance(given, str):
-        content = [{"type": "input_text", "text": given}]
-        given = [{"type": "message", "role": "user", "content": content}]
-    return [{"id": new_id("item"), **item} for item in given or ()]
+        given = [{"role": "user", "content": given}]
+    return [{"id": new_id("item"), **_listed(item)} for item in given or ()]
+
+
+def _listed(item: Record) -> Record:
+    """Return an item with its type and, for a message, with its text as a part: OpenAI's clients read both."""
+    if item.get("type", "message") != "message":
+        return item
+    text = item["content"]
+    if not isinstance(text, str):
+        return {**item, "type": "message"}
+    part: Record = {"type": "input_text", "text": text}
+    if item["role"] == "assistant":
+        part = {"type": "output_text", "text": text, "annotations": []}
+    return {**item, "type": "message", "content": [part]}
 
 
 def _bare(item: Mapping[str, Any]) -> Record:
