@@ -46,9 +46,23 @@ def place_of(model: type[BaseModel] | None, where: Sequence[Part]) -> RequestPla
     return max(_walks(model.__pydantic_core_schema__, tuple(rest), {}, None), key=lambda each: each[0])[1]
 
 
-def fault_at(index: int, message: str, value: object) -> ValidationError:
-    """Return an error about an entry of the list that is being validated."""
-    return _error([((index,), PydanticCustomError("value_error", "{said}", {"said": message}), value)])
+def fault_at(where: Sequence[Part], message: str, value: object) -> ValidationError:
+    """Return an error about a place in the value that is being validated, for example an entry of a list."""
+    return _error([(tuple(where), PydanticCustomError("value_error", "{said}", {"said": message}), value)])
+
+
+def differing(given: object, name: str, message: str) -> None:
+    """Raise an error about the first entry of a list whose field `name` has the text of an earlier entry's.
+    Anything but a list of objects is left to other checks.
+    """
+    met = set[str]()
+    for at, item in enumerate(given if isinstance(given, list) else ()):
+        value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+        if not isinstance(value, str):
+            continue
+        if value in met:
+            raise fault_at((at, name), message, value)
+        met.add(value)
 
 
 def moved(error: ValidationError, indexes: Sequence[int]) -> ValidationError:
@@ -104,8 +118,9 @@ def _walks(
             for count, place in _walks(schema["choices"][part], rest, defined, holder):
                 yield count + 1, place
         case "tagged-union" | "union":
-            # An index is not a label: it comes from a validator around the union.
-            label = isinstance(part, str)
+            # An index is not a label, and neither is another name than a tag: a validator around the union
+            # gave the place.
+            label = isinstance(part, str) and schema["type"] == "union"
             for each in _members(schema):
                 for count, place in _walks(each, rest if label else where, defined, holder):
                     yield count + label, place

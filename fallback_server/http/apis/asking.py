@@ -49,7 +49,7 @@ def known_of(given: Any, field: str, known: Iterable[str], handler: ValidatorFun
         try:
             skip(f"{field}.{kind}", f"an entry of type {shown(kind)} is not known here; leave it out")
         except ValueError as error:
-            raise fault_at(at, str(error), item) from error
+            raise fault_at((at,), str(error), item) from error
     if len(kept) == len(given):
         return handler(given)
     try:

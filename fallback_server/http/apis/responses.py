@@ -27,6 +27,7 @@ from nearfar.fallback_server.http.fields import (
     within,
 )
 from nearfar.fallback_server.http.ignoring import computes
+from nearfar.fallback_server.http.places import differing
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     NO_MEDIA,
@@ -260,7 +261,9 @@ class ResponseRequest(SamplingFields, SilentFields):
     @field_validator("input", mode="wrap")
     @classmethod
     def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        return known_of(given, "input", ITEMS, handler)
+        made = known_of(given, "input", ITEMS, handler)
+        differing(given, "id", "an earlier item has this id: give each item its own")
+        return made
 
     @field_validator("tools", mode="wrap")
     @classmethod
