@@ -143,6 +143,7 @@ class LocalEngine:
             return Prepared(asked, prompts, total)
         if longest >= context:
             raise ContextError(longest, context, "messages" if request.chat else "prompt")
+        self._check_least(request, context - longest)
         opened = reasoning_opened(self.form, tail)
         grammar = (
             answer_grammar(self.form, affordable(request.tools), request.tool_choice, request.grammar, opened)
@@ -361,6 +362,15 @@ class LocalEngine:
             raise RequestError(
                 f"stop_token_ids: token id {token} is outside the vocabulary of {vocab} tokens",
                 "stop_token_ids",
+            )
+
+    def _check_least(self, request: EngineRequest, room: int) -> None:
+        """Raise RequestError if an answer must have more tokens than the context has room for."""
+        if request.min_tokens > room:
+            raise RequestError(
+                f"min_tokens is {request.min_tokens}, and after this prompt the context has room for {room} "
+                "tokens: lower min_tokens",
+                "min_tokens",
             )
 
     def _check_input(self, longest: int) -> None:

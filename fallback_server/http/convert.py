@@ -228,7 +228,7 @@ def _form(form: ResponseFormat) -> Grammar | None:
         case "json_object":
             return Grammar("json_object", "")
         case "json_schema":
-            schema = (form.json_schema.schema_ if form.json_schema else None) or {"type": "object"}
+            schema = (form.json_schema and form.json_schema.schema_) or {"type": "object"}
             return Grammar("json_schema", _small(schema, "response_format"))
         case "regex":
             return Grammar("regex", form.regex or "")

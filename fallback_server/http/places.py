@@ -51,18 +51,20 @@ def fault_at(where: Sequence[Part], message: str, value: object) -> ValidationEr
     return _error([(tuple(where), PydanticCustomError("value_error", "{said}", {"said": message}), value)])
 
 
-def differing(given: object, name: str, message: str) -> None:
-    """Raise an error about the first entry of a list whose field `name` has the text of an earlier entry's.
-    Anything but a list of objects is left to other checks.
+def differing(given: object, message: str, name: str | None = None) -> None:
+    """Raise an error about the first entry of a list that equals an earlier one; with `name`, about the first
+    one whose field of this name does. Objects and null are left to other checks.
     """
-    met = set[str]()
+    met = set[tuple[type, object]]()
     for at, item in enumerate(given if isinstance(given, list) else ()):
-        value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
-        if not isinstance(value, str):
+        value = item
+        if name is not None:
+            value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+        if not isinstance(value, str | bool | int):
             continue
-        if value in met:
-            raise fault_at((at, name), message, value)
-        met.add(value)
+        if (type(value), value) in met:
+            raise fault_at((at,) if name is None else (at, name), message, value)
+        met.add((type(value), value))
 
 
 def moved(error: ValidationError, indexes: Sequence[int]) -> ValidationError:

@@ -148,7 +148,7 @@ def test_scores_are_probabilities_of_labels_after_query_and_item(server: Running
             "/v1/decisions",
             {"input": SUNNY, "questions": [{**ASKED[1], "choices": [{"value": "a"}, {"value": "a"}]}]},
             400,
-            "differ",
+            "an earlier choice",
         ),
         ("/v1/decisions", {"input": SUNNY, "questions": ASKED, "model": "none"}, 404, "no model"),
         ("/v1/decisions", {"input": SUNNY * 200, "questions": ASKED}, 400, "context"),
@@ -157,7 +157,7 @@ def test_scores_are_probabilities_of_labels_after_query_and_item(server: Running
         ("/v1/score", {"query": "a", "items": [[1]], "labels": ["b"]}, 400, "both"),
         ("/v1/score", {"query": [1], "items": [[1]], "label_token_ids": [261]}, 400, "vocabulary"),
         ("/v1/score", {"query": [1], "items": [[999]], "labels": ["b"]}, 400, "vocabulary"),
-        ("/v1/score", {"query": "", "items": ["x"], "labels": ["b", "b"]}, 400, "differ"),
+        ("/v1/score", {"query": "", "items": ["x"], "labels": ["b", "b"]}, 400, "labels.1: an earlier label"),
     ],
 )
 def test_what_cannot_be_decided_is_told(

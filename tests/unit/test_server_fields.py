@@ -275,6 +275,16 @@ def test_fields_that_contradict_each_other_are_refused(
         assert http.post("/tokenize", json=names).status_code == made.status_code
 
 
+@pytest.mark.parametrize("most", [None, 2000])
+def test_the_context_must_have_room_for_the_least_tokens(http: httpx.Client, most: int | None) -> None:
+    fields = {"model": MODEL, "min_tokens": 1500, "max_tokens": most}
+    for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETION, {"prompt": "Hello"})):
+        made = http.post(path, json={**prompt, **fields})
+        error = made.json()["error"]
+        assert (made.status_code, error["param"]) == (400, "min_tokens")
+        assert error["message"].startswith("min_tokens is 1500, and after this prompt the context has room for")
+
+
 def test_a_plain_completion_has_at_most_16_tokens_by_default(http: httpx.Client) -> None:
     made = http.post(COMPLETION, json={"model": MODEL, "prompt": "Hello", "min_tokens": 17})
     assert (made.status_code, made.json()["error"]["param"]) == (400, "min_tokens")

@@ -117,6 +117,26 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": FOO}}]},
      f"tools.0.function.parameters: {NOT_OBJECT}" + '{"type": "foo"}'),
     (OLLAMA, {"options": {"temperature": -1}}, "options.temperature: this must be at least 0, not -1"),
+    # values that say nothing, or contradict each other
+    (RESPONSES, {"input": [asked(content=[])]}, "input.0.content: this must not be empty"),
+    (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content: this must not be empty"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a"}}},
+     "text.format: type 'json_schema' needs the field 'schema'"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}},
+     "response_format.json_schema.schema: this field is missing"),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any", "name": "f"}},
+     "tool_choice: type 'any' has no field 'name': type 'tool' calls the tool of a name"),
+    (DECISIONS, {"questions": [{**QUESTION, "instructions": ""}]},
+     "questions.0.instructions: this must not be empty"),
+    (DECISIONS, {"questions": [{**QUESTION, "instructions": [{"type": "input_text", "text": ""}]}]},
+     "questions.0.instructions: this must not be empty"),
+    (DECISIONS, {"questions": [{**QUESTION, "name": "q"}, QUESTION, {**QUESTION, "name": "q"}]},
+     "questions.2.name: an earlier question has this name: give each its own, not 'q'"),
+    (DECISIONS, {"questions": [{"type": "score", "instructions": "How?",
+                                "levels": [{"label": "a"}, {"label": "b"}, {"label": "a"}]}]},
+     "questions.0.levels.2.label: an earlier level has this label: give each its own, not 'a'"),
+    (DECISIONS, {"questions": [choice("a", True, "b", True)]},
+     "questions.0.choices.3.value: an earlier choice has this value: give each its own, not true"),
     # a label and a document
     (SCORE, {"labels": ["a", ""]}, "labels.1: this must not be empty"),
     (CHAT, {"structured_outputs": {}},
@@ -167,6 +187,8 @@ def test_a_strict_server_says_which_field_it_does_not_take(
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
      "response_format.json_schema.name"),
     (OLLAMA, {"think": True, "options": {"num_ctx": 3}}, "options.num_ctx, think"),
+    (RESPONSES, {"max_tool_calls": -1}, "max_tool_calls"),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens, thinking"),
 ])  # fmt: skip
 def test_the_header_names_ignored_fields_as_the_client_does(
     http: TestClient, path: str, fields: dict[str, Any], named: str

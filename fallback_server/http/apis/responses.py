@@ -27,7 +27,7 @@ from nearfar.fallback_server.http.fields import (
     within,
 )
 from nearfar.fallback_server.http.ignoring import computes
-from nearfar.fallback_server.http.places import differing
+from nearfar.fallback_server.http.places import differing, fault_at
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     NO_MEDIA,
@@ -82,10 +82,12 @@ class MessageItem(Strict):
     status: Annotated[str | None, SILENT] = None
 
     @model_validator(mode="after")
-    def _only_the_model_refuses(self) -> MessageItem:
+    def _parts_of_its_role(self) -> MessageItem:
         parts = () if isinstance(self.content, str) or self.role == "assistant" else self.content
         if any(part.type == "refusal" for part in parts):
             raise ValueError(f"a message of the role '{self.role}' has no parts of type 'refusal'")
+        if self.content == [] and self.role == "user":
+            raise fault_at(("content",), "this must not be empty", self.content)
         return self
 
 
@@ -204,6 +206,12 @@ class TextFormat(Strict):
     description: Annotated[str | None, SILENT] = None
     strict: bool | None = None
 
+    @model_validator(mode="after")
+    def _complete(self) -> TextFormat:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("type 'json_schema' needs the field 'schema'")
+        return self
+
 
 class ResponseText(Strict):
     """The format and the verbosity of the answer's text."""
@@ -256,13 +264,13 @@ class ResponseRequest(SamplingFields, SilentFields):
     conversation: Annotated[Any, Only(instead="send the items, or previous_response_id")] = None
     prompt: Annotated[Any, Only(instead="send the text itself as input")] = None
     truncation: Annotated[Any, Only(("disabled",))] = None
-    max_tool_calls: Annotated[int | None, SILENT] = None
+    max_tool_calls: Annotated[int | None, Field(ge=1), SILENT] = None
 
     @field_validator("input", mode="wrap")
     @classmethod
     def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         made = known_of(given, "input", ITEMS, handler)
-        differing(given, "id", "an earlier item has this id: give each item its own")
+        differing(given, "an earlier item has this id: give each item its own", "id")
         return made
 
     @field_validator("tools", mode="wrap")

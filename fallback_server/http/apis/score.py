@@ -8,15 +8,16 @@ import math
 import secrets
 import time
 from collections.abc import Sequence as Seq
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.label_odds import label_odds
 from nearfar.fallback_server.engines.base import Prompt, Question, Scores
 from nearfar.fallback_server.http.apis.asking import Record
 from nearfar.fallback_server.http.apis.rerank import TEMPLATE, question, relevances
 from nearfar.fallback_server.http.fields import Strict, Text, TokenId, Tokens, few, many, one_of
+from nearfar.fallback_server.http.places import differing
 from nearfar.fallback_server.http.schemas import ModelName
 from nearfar.format.requests import MAX_LABEL_CHARS, MAX_LABELS
 
@@ -70,6 +71,12 @@ class ScoreBody(Strict):
     queries: Texts | None = None
     documents: Texts | None = None
 
+    @field_validator("labels", "label_token_ids")
+    @classmethod
+    def _differ(cls, given: list[Any] | None) -> list[Any] | None:
+        differing(given, "an earlier label is the same: give each label once")
+        return given
+
     @property
     def pairs(self) -> list[tuple[str, str]] | None:
         """The pairs of texts to compare; None for a query and items."""
@@ -95,9 +102,6 @@ class ScoreBody(Strict):
             isinstance(self.query, str) != isinstance(item, str) for item in self.items[:1]
         ):
             raise ValueError("query and items must both be texts, or both be token ids")
-        labels = self.labels or self.label_token_ids or []
-        if len(set(labels)) < len(labels):
-            raise ValueError("each label must differ from the others")
         return self
 
     def _pairs_fit(self, given: list[list[str]]) -> ScoreBody:
