@@ -58,6 +58,11 @@ def known_of(given: Any, field: str, known: Iterable[str], handler: ValidatorFun
         raise moved(error, kept) from error
 
 
+def longest_of(parts: Mapping[str, int]) -> str:
+    """Return the place of the longest part of a prompt. `parts`: the length of each, by its place."""
+    return max(parts, key=lambda place: parts[place])
+
+
 def as_chat(
     service: Service, request: Request, model: str | None, fields: Mapping[str, Any]
 ) -> EngineRequest:

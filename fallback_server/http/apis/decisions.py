@@ -16,7 +16,7 @@ from nearfar.edge_runtime.openai.label_odds import Odds, label_odds
 from nearfar.edge_runtime.openai.responses.asking import ITEMS, TEXTS, messages_of, with_one_system
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Question, Scores
-from nearfar.fallback_server.http.apis.asking import Record, known_of
+from nearfar.fallback_server.http.apis.asking import Record, known_of, longest_of
 from nearfar.fallback_server.http.apis.responses import Item, ReferenceItem, items_of, parts_of
 from nearfar.fallback_server.http.fields import MAX_PARTS, SILENT, Strict, Text, by, few, many, one_of
 from nearfar.fallback_server.http.places import differing
@@ -196,16 +196,27 @@ def questions_of(body: DecisionRequest, before: Seq[Message]) -> list[Question]:
     """Return what the engine is asked: each question after the input, then each after the neutral text.
     `before`: the input as messages of a chat completion.
     """
-    made = [_question(each, before, "input", at) for at, each in enumerate(body.questions)]
+    length = sum(len(text) for message in before for text in _texts_of(message))
+    made = [_question(each, before, "input", at, length) for at, each in enumerate(body.questions)]
     if body.neutral is None:
         return made
     neutral = [{"role": "user", "content": body.neutral}]
-    return made + [_question(each, neutral, "neutral", at) for at, each in enumerate(body.questions)]
+    length = len(body.neutral)
+    return made + [_question(each, neutral, "neutral", at, length) for at, each in enumerate(body.questions)]
 
 
-def _question(asked: QuestionFields, before: Seq[Message], place: str, at: int) -> Question:
+def _question(asked: QuestionFields, before: Seq[Message], place: str, at: int, length: int) -> Question:
+    """Return a question after `before`, which is at `place` in the request and has `length` characters."""
     labels = f"questions.{at}.{'levels' if isinstance(asked, Rating) else 'choices'}"
-    return Question(tuple(asked.labels), _asked(before, asked.message), "", place, labels)
+    said = len(asked.said)
+    parts = {place: length, f"questions.{at}.instructions": said, labels: len(asked.message) - said}
+    return Question(tuple(asked.labels), _asked(before, asked.message), "", place, labels, longest_of(parts))
+
+
+def _texts_of(message: Message) -> list[str]:
+    """Return the texts of a message of a chat."""
+    content = message.get("content") or ""
+    return [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
 
 
 def input_messages(body: DecisionRequest) -> list[Record]:

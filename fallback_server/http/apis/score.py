@@ -14,7 +14,7 @@ from pydantic import Field, Tag, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.label_odds import label_odds
 from nearfar.fallback_server.engines.base import Prompt, Question, Scores
-from nearfar.fallback_server.http.apis.asking import Record
+from nearfar.fallback_server.http.apis.asking import Record, longest_of
 from nearfar.fallback_server.http.apis.rerank import TEMPLATE, question, relevances
 from nearfar.fallback_server.http.fields import Strict, Text, TokenId, Tokens, few, many, one_of
 from nearfar.fallback_server.http.places import differing
@@ -124,8 +124,11 @@ class ScoreBody(Strict):
 def questions_of(body: ScoreBody) -> list[Question]:
     """Return what the engine is asked, an item or a pair each."""
     if (pairs := body.pairs) is not None:
-        second = "text_2" if body.text_2 is not None else "documents"
-        return [question(one, other, None, f"{second}.{at}") for at, (one, other) in enumerate(pairs)]
+        first, second = ("text_1", "text_2") if body.text_2 is not None else ("queries", "documents")
+        return [
+            question(one, other, None, _entry(body, second, at), _entry(body, first, at))
+            for at, (one, other) in enumerate(pairs)
+        ]
     labels: tuple[Prompt, ...] = (
         tuple(body.labels)
         if body.labels is not None
@@ -134,9 +137,23 @@ def questions_of(body: ScoreBody) -> list[Question]:
     named = "labels" if body.labels is not None else "label_token_ids"
     items: Seq[str | list[int]] = body.items or ()
     return [
-        Question(labels, prompt=_joined(body, item), place=f"items.{at}", labels_place=named)
+        Question(
+            labels,
+            prompt=_joined(body, item),
+            place=f"items.{at}",
+            labels_place=named,
+            longest=longest_of({f"items.{at}": len(item), "query": len(body.query)}),
+        )
         for at, item in enumerate(items)
     ]
+
+
+def _entry(body: ScoreBody, name: str, at: int) -> str:
+    """Return where a field has the text of pair `at`: a field may have one text for all pairs."""
+    given = getattr(body, name)
+    if isinstance(given, str):
+        return name
+    return f"{name}.{at if len(given) > 1 else 0}"
 
 
 def _joined(body: ScoreBody, item: str | list[int]) -> Prompt:
