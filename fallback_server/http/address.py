@@ -1,5 +1,5 @@
-"""Parameters in the address of a request (`?limit=5`): those that a path does not know are ignored by name, or
-rejected by a strict server, as unknown fields of a body are.
+"""Parameters in the address of a request (`?limit=5`): those that a path does not know are ignored by name,
+or rejected by a strict server, as unknown fields of a body are.
 """
 
 from __future__ import annotations

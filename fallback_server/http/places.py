@@ -138,7 +138,8 @@ def _walks(
         case _ if "schema" in schema:
             yield from _walks(schema["schema"], where, defined, holder)
         case _:
-            yield 0, RequestPlace((), holder)
+            # A value without parts: the place is below another member of the same union.
+            yield -1, RequestPlace((), holder)
 
 
 def _below(

@@ -82,8 +82,8 @@ class ContextError(RequestError):
         answer = ", the answer included" if what == "prompt" else ""
         begins = f"{place}: " if place not in ("", param) else ""
         super().__init__(
-            f"{begins}this model's maximum context length is {context} tokens{answer}, but the {what} has {tokens} "
-            f"tokens: the {what} is too long, shorten it{advice}",
+            f"{begins}this model's maximum context length is {context} tokens{answer}, but the {what} has "
+            f"{tokens} tokens: the {what} is too long, shorten it{advice}",
             param,
         )
 

@@ -282,7 +282,9 @@ def test_the_context_must_have_room_for_the_least_tokens(http: httpx.Client, mos
         made = http.post(path, json={**prompt, **fields})
         error = made.json()["error"]
         assert (made.status_code, error["param"]) == (400, "min_tokens")
-        assert error["message"].startswith("min_tokens is 1500, and after this prompt the context has room for")
+        assert error["message"].startswith(
+            "min_tokens is 1500, and after this prompt the context has room for"
+        )
 
 
 def test_a_plain_completion_has_at_most_16_tokens_by_default(http: httpx.Client) -> None:

@@ -23,6 +23,8 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 DECISIONS, RERANK, SCORE, TOKENIZE = "/v1/decisions", "/v1/rerank", "/v1/score", "/v1/tokenize"
 OLLAMA, GENERATE = "/api/chat", "/api/generate"
 FOO = {"type": "foo"}
+F = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 NOT_OBJECT = "this must be a schema of type object, because the arguments of a call are an object, not "
 
 
@@ -117,6 +119,19 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": FOO}}]},
      f"tools.0.function.parameters: {NOT_OBJECT}" + '{"type": "foo"}'),
     (OLLAMA, {"options": {"temperature": -1}}, "options.temperature: this must be at least 0, not -1"),
+    # the first entry of a list
+    (RERANK, {"documents": [5]}, "documents.0: this must be a string or an object, not 5"),
+    (CHAT, {"stop": [5]}, "stop.0: this must be a string, not 5"),
+    (CHAT, {"messages": [{"role": "user", "content": [5]}]},
+     "messages.0.content.0: this must be an object, not 5"),
+    (SCORE, {"items": [5]}, "items.0: this must be a string or a list, not 5"),
+    (SCORE, {"query": ["a"]}, "query.0: this must be a whole number, not 'a'"),
+    (SCORE, {"items": None, "labels": None, "text_1": "a", "text_2": [5]},
+     "text_2.0: this must be a string, not 5"),
+    ("/v1/completions", {"prompt": [1.5]},
+     "prompt.0: this must be a whole number or a string or a list, not 1.5"),
+    ("/v1/embeddings", {"input": [None]},
+     "input.0: this must be a whole number or a string or a list, not null"),
     # values that say nothing, or contradict each other
     (RESPONSES, {"input": [asked(content=[])]}, "input.0.content: this must not be empty"),
     (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content: this must not be empty"),
@@ -157,6 +172,11 @@ def test_a_fault_is_told_with_its_place_and_value(
 STRICT: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"stream": True, "stream_options": {"include_usage": True}},
      "unknown field stream_options.include_usage; there is include_obfuscation"),
+    (CHAT, {"thinking": {"type": "disabled", "zz": 1}}, "unknown field thinking.zz"),
+    (CHAT, {"tools": [F], "tool_choice": {**NAMED, "zz": 1}}, "unknown field tool_choice.zz"),
+    (CHAT, {"tools": [F], "tool_choice": {**NAMED, "function": {"name": "f", "zz": 1}}},
+     "unknown field tool_choice.function.zz"),
+    (RESPONSES, {"tool_choice": {"type": "function", "name": "f", "zz": 1}}, "unknown field tool_choice.zz"),
     (RESPONSES, {"tools": [{"type": "custom", "name": "c"}]},
      "tools.0: an entry of type 'custom' is not known here; leave it out"),
     (RESPONSES, {"include": ["file_search_call.results"]},

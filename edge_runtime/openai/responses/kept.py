@@ -133,7 +133,7 @@ def _items(given: str | Sequence[Record] | None) -> list[Record]:
 
 
 def _listed(item: Record) -> Record:
-    """Return an item with its type and, for a message, with its text as a part: OpenAI's clients read both."""
+    """Return an item with its type and, for a message, its text as a part: OpenAI's clients read both."""
     if item.get("type", "message") != "message":
         return item
     text = item["content"]
