@@ -87,6 +87,31 @@ def test_a_schema_that_no_grammar_keeps_to_is_refused_by_its_keyword(client: ope
     assert error.value.param == "tools"
 
 
+NOT = {"name": "g", "strict": True}
+
+
+@pytest.mark.parametrize(("path", "body", "place"), [
+    (CHAT, {"tools": [TOOL, {"type": "function", "function": {**NOT, "parameters": {"not": {}}}}]},
+     "tools.1"),
+    ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}, {**NOT, "input_schema": {"not": {}}}]},
+     "tools.1"),
+    ("/v1/responses", {"tools": [{"type": "namespace", "name": "n", "tools": [
+        {"type": "function", "name": "f"}, {"type": "function", **NOT, "parameters": {"not": {}}}]}]},
+     "tools.0.tools.1"),
+])  # fmt: skip
+def test_the_tool_whose_schema_is_refused_is_named(
+    http: httpx.Client, path: str, body: dict[str, Any], place: str
+) -> None:
+    said = {"input": "Hello"} if path == "/v1/responses" else {"messages": HELLO}
+    limit = {} if path == "/v1/responses" else {"max_tokens": 8}
+    made = http.post(path, json={"model": MODEL, **said, **limit, **body})
+    name = "n__g" if "namespace" in str(body) else "g"
+    message = made.json()["error"]["message"]
+    assert (made.status_code, message.partition("'not'")[0]) == (
+        400, f"{place}: the JSON schema of '{name}' cannot be enforced at #: "
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("schema", [
     {"type": "object", "required": ["a"], "properties": {}},
     {"type": "object", "required": ["a", "b"], "additionalProperties": {"type": "boolean"}},
