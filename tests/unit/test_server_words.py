@@ -23,6 +23,8 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 DECISIONS, RERANK, SCORE, TOKENIZE = "/v1/decisions", "/v1/rerank", "/v1/score", "/v1/tokenize"
 OLLAMA, GENERATE = "/api/chat", "/api/generate"
 FOO = {"type": "foo"}
+FUNCTION = {"type": "function", "name": "f"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto"}
 F = {"type": "function", "function": {"name": "f"}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 NOT_OBJECT = "this must be a schema of type object, because the arguments of a call are an object, not "
@@ -132,6 +134,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "prompt.0: this must be a whole number or a string or a list, not 1.5"),
     ("/v1/embeddings", {"input": [None]},
      "input.0: this must be a whole number or a string or a list, not null"),
+    # tools that may be called
+    (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": []}},
+     "tool_choice.tools: this must not be empty"),
+    (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [{"type": "web_search"}]}},
+     "tool_choice.tools: none of these tools is a function, and no others run here: allow a function"),
     # values that say nothing, or contradict each other
     (RESPONSES, {"input": [asked(content=[])]}, "input.0.content: this must not be empty"),
     (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content: this must not be empty"),
@@ -207,6 +214,8 @@ def test_a_strict_server_says_which_field_it_does_not_take(
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
      "response_format.json_schema.name"),
     (OLLAMA, {"think": True, "options": {"num_ctx": 3}}, "options.num_ctx, think"),
+    (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [{**FUNCTION, "zz": 1}]}},
+     "tool_choice.tools.zz"),
     (RESPONSES, {"max_tool_calls": -1}, "max_tool_calls"),
     (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens, thinking"),
 ])  # fmt: skip

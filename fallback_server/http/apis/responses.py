@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.responses.asking import ITEMS, LOGPROBS, TEXTS
-from nearfar.fallback_server.http.apis.asking import Record, known_of, skip
+from nearfar.fallback_server.http.apis.asking import Record, kept_of, known_of, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
     MAX_PARTS,
@@ -179,18 +179,27 @@ class ResponseToolName(Strict):
     namespace: Name | None = None
 
 
+class AllowedTool(ResponseToolName):
+    """A function that may be called."""
+
+    place = "tool_choice.tools."
+
+
 class AllowedTools(Strict):
     """The functions of which the model may call any; with mode "required" it must call one."""
 
     place = "tool_choice."
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ResponseToolName], many(MAX_TOOLS), few(MAX_TOOLS)]
+    tools: Annotated[list[AllowedTool], many(MAX_TOOLS, 1), few(MAX_TOOLS)]
 
     @field_validator("tools", mode="wrap")
     @classmethod
     def _functions(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        return known_of(given, "tool_choice.tools", ("function",), handler)
+        known = ("function",)
+        if isinstance(given, list) and given and not kept_of(given, known):
+            raise ValueError("none of these tools is a function, and no others run here: allow a function")
+        return known_of(given, "tool_choice.tools", known, handler)
 
 
 ToolChoiceItem = Annotated[ResponseToolName | AllowedTools, Field(discriminator="type")]
