@@ -46,6 +46,13 @@ def test_the_content_of_a_listed_message_is_always_a_list_of_parts(
     assert http.post(RESPONSES, json={"input": [reference]}).status_code == 200
 
 
+def test_the_error_about_a_deleted_response_gives_no_advice_for_a_conversation(http: TestClient) -> None:
+    name = made(http, "Hello")
+    assert http.delete(f"{RESPONSES}/{name}").status_code == 200
+    gone = http.get(f"{RESPONSES}/{name}")
+    assert (gone.status_code, "send the whole conversation" in gone.text) == (404, False)
+
+
 def test_items_of_one_request_have_different_ids(http: TestClient) -> None:
     twice = [{"id": "a", "role": "user", "content": "c"}, {"id": "a", "role": "user", "content": "d"}]
     answer = http.post(RESPONSES, json={"input": twice})

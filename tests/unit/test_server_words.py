@@ -134,6 +134,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "prompt.0: this must be a whole number or a string or a list, not 1.5"),
     ("/v1/embeddings", {"input": [None]},
      "input.0: this must be a whole number or a string or a list, not null"),
+    # an item by reference
+    (RESPONSES, {"input": [asked(content="x"), {"type": "item_reference", "id": "f"}]},
+     "input.1.id: there is no item 'f' here"),
     # tools that may be called
     (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": []}},
      "tool_choice.tools: this must not be empty"),
@@ -187,7 +190,7 @@ STRICT: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"tools": [{"type": "custom", "name": "c"}]},
      "tools.0: an entry of type 'custom' is not known here; leave it out"),
     (RESPONSES, {"include": ["file_search_call.results"]},
-     "include: 'file_search_call.results' is not known here; leave it out"),
+     "include.0: 'file_search_call.results' is not known here; leave it out"),
     (CHAT, {"prediction": {"type": "content"}}, "prediction: this changes nothing here; leave the field out"),
     (OLLAMA, {"options": {"num_ctx": 4096}}, "options.num_ctx: this changes nothing here; "
      "set it when the server starts"),

@@ -90,7 +90,10 @@ class KeptResponses:
         """
         if given is None or isinstance(given, str):
             return given
-        return [self._item(owner, each) if is_reference(each) else each for each in given]
+        return [
+            self._item(owner, each, f"input.{at}.id: ") if is_reference(each) else each
+            for at, each in enumerate(given)
+        ]
 
     def remove(self, owner: str, name: str) -> None:
         """Remove a response. Raises RequestError where there is none."""
@@ -106,16 +109,20 @@ class KeptResponses:
         if not mine.responses:
             del self._of[owner]
 
-    def _item(self, owner: str, reference: Mapping[str, Any]) -> Record:
+    def _item(self, owner: str, reference: Mapping[str, Any], place: str) -> Record:
         mine, name = self._of.get(owner), reference["id"]
         if mine is None or name not in mine.items:
-            raise self._missing("item", name, "input")
+            raise self._missing("item", name, "input", place)
         return _bare(mine.items[name])
 
-    def _missing(self, what: str, name: str, param: str | None) -> RequestError:
+    def _missing(self, what: str, name: str, param: str | None, place: str = "") -> RequestError:
+        """Return the error about an unknown id. `param`: the field of a request that continues a
+        conversation, which could send the conversation instead; None for a request that reads or deletes.
+        """
+        instead = "" if param is None else "; send the whole conversation as input"
         return RequestError(
-            f"there is no {what} {name!r:.100} here: the newest {self._most:,} responses are kept in memory "
-            "until this program ends, unless store was false; send the whole conversation as input",
+            f"{place}there is no {what} {name!r:.100} here: the newest {self._most:,} responses are kept in "
+            f"memory until this program ends, unless store was false{instead}",
             param,
         )
 

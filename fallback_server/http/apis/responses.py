@@ -290,9 +290,13 @@ class ResponseRequest(SamplingFields, SilentFields):
     @field_validator("include")
     @classmethod
     def _included(cls, given: list[str] | None) -> list[str] | None:
-        for name in given or ():
-            if name != LOGPROBS:
+        for at, name in enumerate(given or ()):
+            if name == LOGPROBS:
+                continue
+            try:
                 skip(f"include.{name}", f"{shown(name)} is not known here; leave it out")
+            except ValueError as error:
+                raise fault_at((at,), str(error), name) from error
         return given
 
     @property
