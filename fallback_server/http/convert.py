@@ -23,6 +23,7 @@ from nearfar.fallback_server.http.errors import JSON, ApiError, no_object
 from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.json_text import parsed
+from nearfar.fallback_server.http.json_words import wrong_json
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
     CompletionFields,
@@ -243,7 +244,9 @@ def _guided(
         try:
             schema = from_json(schema, allow_inf_nan=False)
         except ValueError as error:
-            raise RequestError(f"{param}: the schema is not JSON: {error}", param) from error
+            place = param if param.endswith("json") else f"{param}.json"
+            said = wrong_json(schema.encode(), str(error))
+            raise RequestError(f"{place}: the schema is not valid JSON: {said}", param) from error
     if schema is not None:
         return Grammar("json_schema", _small(schema, param))
     if choice is not None:

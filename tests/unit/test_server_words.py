@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from nearfar.auto_models import auto_models
+from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo, Prepared
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.fields import Strict
@@ -137,6 +140,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     # an item by reference
     (RESPONSES, {"input": [asked(content="x"), {"type": "item_reference", "id": "f"}]},
      "input.1.id: there is no item 'f' here"),
+    # a schema as text
+    (CHAT, {"structured_outputs": {"json": "{"}},
+     "structured_outputs.json: the schema is not valid JSON: it ends at line 1, column 1, inside an object"),
+    (CHAT, {"guided_json": "{"},
+     "guided_json: the schema is not valid JSON: it ends at line 1, column 1, inside an object"),
     # tools that may be called
     (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": []}},
      "tool_choice.tools: this must not be empty"),
@@ -231,7 +239,12 @@ def test_the_header_names_ignored_fields_as_the_client_does(
 
 @pytest.mark.parametrize(("body", "said"), [
     (b'{"a": NaN}', "JSON has no NaN (line 1, column 7): send null, or leave the field out"),
-    (b'{"a": -Infinity}', "JSON has no Infinity (line 1, column 8)"),
+    (b'{"a": -Infinity}', "JSON has no -Infinity (line 1, column 7)"),
+    (b'{"a" 1}', "a colon must be behind a field's name at line 1, column 6, not '1'"),
+    (b'{"a": 1 "b": 2}', "a comma or the end of the object must be at line 1, column 9, not '\"'"),
+    (b'{"a": [1 2]}', "a comma or the end of the list must be at line 1, column 10, not '2'"),
+    ('\ufeff{"a": 1}'.encode("utf-16-le"), "its bytes are not UTF-8 at line 1, column 1"),
+    ('{"a": é}'.encode(), "a value must be at line 1, column 7, not 'é'"),
     (b'{"a": None}', "None is null in JSON (line 1, column 7)"),
     (b'{"a": "\\ud800"}', r"half of a surrogate pair (\uD800 to \uDFFF) is alone in a string"),
     (b'{"a": "\xff"}', "its bytes are not UTF-8 at line 1, column 8"),
@@ -280,6 +293,19 @@ def test_the_missing_name_of_a_model_has_the_code_of_other_wrong_fields(
     monkeypatch.setattr(Hinted, "passes_on", True)
     error = http.post(CHAT, json=BASES[CHAT]).json()["error"]
     assert (error["param"], error["code"]) == ("model", "invalid_request")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("{", "is not valid JSON: it ends at line 1, column 1, inside an object"),
+    ('{"policy": {"zz": 1}}', ": "),
+    ("[]", ": "),
+])  # fmt: skip
+def test_an_error_of_the_routing_policy_names_its_file(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(text)
+    with pytest.raises(RequestError) as caught:
+        auto_models("a,b", file)
+    assert re.match(rf"--auto-policy {re.escape(str(file))} ?{re.escape(said)}", str(caught.value))
 
 
 WRONG: list[Any] = [None, True, 5, -1.5, "é\n", "", [], {}, [None], [{}], [[]], {"type": "x"}, {"x": None},
