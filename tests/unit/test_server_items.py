@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -51,6 +52,34 @@ def test_the_error_about_a_deleted_response_gives_no_advice_for_a_conversation(h
     assert http.delete(f"{RESPONSES}/{name}").status_code == 200
     gone = http.get(f"{RESPONSES}/{name}")
     assert (gone.status_code, "send the whole conversation" in gone.text) == (404, False)
+
+
+def test_a_failed_stream_ends_with_the_text_that_was_sent(http: TestClient) -> None:
+    text = http.post(RESPONSES, json={"input": "fail later", "stream": True}).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    (failed,) = [each["response"] for each in events if each["type"] == "response.failed"]
+    sent = "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta")
+    (item,) = failed["output"]
+    assert (failed["status"], item["status"]) == ("failed", "incomplete")
+    assert item["content"][0]["text"] == sent != ""
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/api/chat", "/v1/tokenize"])
+def test_a_slash_at_the_end_of_a_path_changes_nothing(http: TestClient, path: str) -> None:
+    given = BASES[path if path.startswith(("/v1", "/api")) else f"/v1{path}"]
+    answer = http.post(f"{path}/", json=given, follow_redirects=False)
+    assert answer.status_code == 200
+    assert http.get("/v1/models/", follow_redirects=False).json()["object"] == "list"
+
+
+@pytest.mark.parametrize(("path", "has", "lacks"), [
+    ("/api/chat", "message", "response"), ("/api/generate", "response", "message"),
+])  # fmt: skip
+def test_an_answer_to_loading_a_model_has_the_field_of_its_path(
+    http: TestClient, path: str, has: str, lacks: str
+) -> None:
+    answer = http.post(path, json={"model": "echo"}).json()
+    assert (answer["done_reason"], has in answer, lacks in answer) == ("load", True, False)
 
 
 def test_items_of_one_request_have_different_ids(http: TestClient) -> None:
