@@ -234,7 +234,7 @@ def by(field: str, missing: str | None = None) -> Discriminator:
 def one_of(names: dict[type, str], said: str) -> Discriminator:
     """Select a union's member by a list's first element; an empty list selects the first member.
 
-    `said`: the error's words about a value that is no list, and `names` give those about a first element.
+    `said`: the error's words about a value that is not a list, and `names` give those about a first element.
     """
     entry = " or ".join(_JSON_TYPES[each] for each in names if each in _JSON_TYPES)
     return Discriminator(
