@@ -14,6 +14,8 @@ from nearfar.fallback_server.http.json_words import wrong_json
 
 _LOOKED_INTO = (dict, list, float)
 _TOO_DEEP = "recursion limit exceeded"
+
+
 def parsed(body: bytes, depth: int) -> Any:
     """Return the value of a body. Raises ApiError with 400 for invalid JSON, and for lists and objects that
     are nested more than `depth` levels deep.
