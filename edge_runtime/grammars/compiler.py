@@ -106,7 +106,9 @@ class Grammars:
         except RequestError:
             raise
         except RecursionError as error:
-            raise RequestError(f"the {kind} is nested too deeply; make it flatter", grammar.param) from error
+            raise RequestError(
+                f"{grammar.param}: the {kind} is nested too deeply; make it flatter", grammar.param
+            ) from error
         except Exception as error:  # the EBNF reader raises plain exceptions, and the library raises any kind
             raise _refusal(grammar, str(error)) from error
         if first.is_error():
@@ -217,11 +219,12 @@ def _lark(ebnf: str) -> str:
 
     if (count := ebnf.count("::=")) > MOST_RULES:
         raise RequestError(
-            f"the grammar cannot be compiled: it has {count} rules, more than {MOST_RULES}", "response_format"
+            f"response_format: the grammar cannot be compiled: it has {count} rules, more than {MOST_RULES}",
+            "response_format",
         )
     return str(gbnf_to_lark(ebnf))
 
 
 def _refusal(grammar: Grammar, message: str) -> RequestError:
     what = "grammar of the calls" if grammar.param == "tools" else grammar.called
-    return RequestError(f"the {what} cannot be compiled: {why(message)}", grammar.param)
+    return RequestError(f"{grammar.param}: the {what} cannot be compiled: {why(message)}", grammar.param)

@@ -73,6 +73,8 @@ def answer_grammar(
             return wanted
         return _structural(_after_reasoning(form, _text_of(form, wanted), reasoning_open, must=True))
     check_schemas(may)
+    for tool in may:
+        _check_strict(tool["function"])
     # xgrammar 0.1.27 does not accept an unbounded repetition as an alternative to something else.
     many = calls.many if wanted is None or choice.required else calls.listed
     several = choice.parallel and choice.name is None and many
@@ -84,6 +86,17 @@ def answer_grammar(
         content = _text_with_calls(calls, may, several)
     must = choice.required or wanted is not None
     return _structural(_after_reasoning(form, content, reasoning_open, must=must))
+
+
+def _check_strict(function: Mapping[str, Any]) -> None:
+    """Raise RequestError for a strict function whose schema no grammar can enforce; the error names it."""
+    if function.get("strict") is not True:
+        return
+    try:
+        narrowed(argument_schema(function), strict=True, param="tools")
+    except RequestError as error:
+        said = str(error).removeprefix("tools: the JSON schema ")
+        raise RequestError(f"tools: the JSON schema of '{function['name']}' {said}", "tools") from error
 
 
 def _structural(content: Tag) -> Grammar:

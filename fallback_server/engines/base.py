@@ -22,7 +22,8 @@ Prompt = str | tuple[int, ...]
 class Question:
     """A prompt, as messages or as text or tokens, and the labels whose probabilities after it are wanted.
 
-    `place`, `labels_place`: where the request has the prompt and the list of labels, for errors.
+    `place`, `labels_place`: where the request has the prompt and the list of labels, for errors. `longest`:
+    where it has the longest part of the prompt, for errors about the length; by default `place`.
     """
 
     labels: tuple[Prompt, ...]
@@ -30,6 +31,7 @@ class Question:
     prompt: Prompt = ""
     place: str = "input"
     labels_place: str = "labels"
+    longest: str = ""
 
 
 @dataclass(frozen=True)

@@ -135,14 +135,16 @@ class LocalEngine:
         self._check_stops(request)
         prompts, tail, ignored = await self._prompts(request)
         context = self.backend.info.context_length
-        longest = max(len(prompt) for prompt in prompts)
+        at, longest = max(enumerate(map(len, prompts)), key=lambda each: each[1])
         total = sum(len(prompt) for prompt in prompts)
         if request.pooling is not None:
-            self._check_input(longest)
+            self._check_input(longest, _place("input", at, request))
             asked = replace(request, pooling=self._pooled_by(request.pooling))
             return Prepared(asked, prompts, total)
         if longest >= context:
-            raise ContextError(longest, context, "messages" if request.chat else "prompt")
+            param = "messages" if request.chat else "prompt"
+            raise ContextError(longest, context, param, place=_place(param, at, request))
+        self._check_least(request, context - longest)
         opened = reasoning_opened(self.form, tail)
         grammar = (
             answer_grammar(self.form, affordable(request.tools), request.tool_choice, request.grammar, opened)
@@ -254,7 +256,8 @@ class LocalEngine:
         for each in tokens:
             if (wrong := outside(each, vocab)) is not None:
                 raise RequestError(
-                    f"token id {each[wrong]} is outside the vocabulary of {vocab} tokens", "tokens"
+                    f"tokens.{wrong}: token id {each[wrong]} is outside the vocabulary of {vocab} tokens",
+                    "tokens",
                 )
         return await asyncio.to_thread(lambda: [self.codec.decode(list(each)) for each in tokens])
 
@@ -283,7 +286,11 @@ class LocalEngine:
         """
         if not request.chat:
             param = "prompt" if request.pooling is None else "input"
-            return tuple([await self._tokens(prompt, param) for prompt in request.prompts]), "", ()
+            found = [
+                await self._tokens(prompt, param, _place(param, at, request))
+                for at, prompt in enumerate(request.prompts)
+            ]
+            return tuple(found), "", ()
         answer, ignored = await self._rendered(request, self.backend.info.context_length)
         if not answer["tokens"]:
             raise RequestError("the chat template makes an empty prompt of these messages", "messages")
@@ -332,7 +339,7 @@ class LocalEngine:
         }
         return job, left
 
-    async def _tokens(self, prompt: Prompt, param: str) -> tuple[int, ...]:
+    async def _tokens(self, prompt: Prompt, param: str, place: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
             job = {"op": "encode", "text": prompt, "most": self.backend.info.context_length}
             try:
@@ -340,16 +347,16 @@ class LocalEngine:
             except RequestError as error:
                 raise RequestError(str(error), param) from error
             if not tokens:
-                raise RequestError(f"{param} is empty, and this model has no token to begin with", param)
+                raise RequestError(f"{place} is empty, and this model has no token to begin with", param)
             return tokens
         vocab = self.backend.info.vocab_size
         if not prompt:
-            raise RequestError(f"{param} is empty; give at least one token", param)
+            raise RequestError(f"{place} is empty; give at least one token", param)
         if len(prompt) <= self.backend.info.context_length:  # a longer prompt is rejected for its length
             wrong = outside(prompt, vocab)
             if wrong is not None:
                 raise RequestError(
-                    f"token id {prompt[wrong]} is outside the vocabulary of {vocab} tokens", param
+                    f"{place}: token id {prompt[wrong]} is outside the vocabulary of {vocab} tokens", param
                 )
         return prompt
 
@@ -363,10 +370,19 @@ class LocalEngine:
                 "stop_token_ids",
             )
 
-    def _check_input(self, longest: int) -> None:
+    def _check_least(self, request: EngineRequest, room: int) -> None:
+        """Raise RequestError if an answer must have more tokens than the context has room for."""
+        if request.min_tokens > room:
+            raise RequestError(
+                f"min_tokens is {request.min_tokens}, and after this prompt the context has room for {room} "
+                "tokens: lower min_tokens",
+                "min_tokens",
+            )
+
+    def _check_input(self, longest: int, place: str) -> None:
         context = self.backend.info.context_length
         if longest > context:
-            raise ContextError(longest, context, "input", what="input")
+            raise ContextError(longest, context, "input", what="input", place=place)
 
     def _limit(self, request: EngineRequest, prompt: Seq[int]) -> int:
         """Tokens that an answer to the prompt may have. A request for 0 (with echo) still takes a step."""
@@ -451,3 +467,8 @@ def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:
     if not (begin and comma and end):
         raise RequestError(f"reasoning must be auto, off or BEGIN,END, not {setting!r}", "reasoning")
     return replace(form, reasoning=ReasoningMarks(begin, end))
+
+
+def _place(param: str, at: int, request: EngineRequest) -> str:
+    """Return where a request has its prompt `at`: among several by its index."""
+    return f"{param}.{at}" if len(request.prompts) > 1 else param

@@ -51,8 +51,9 @@ class Questions:
                     raise _wrong(place, "this has no tokens: give at least one")
             longest = len(prompt) + max(map(len, labels))
             if longest >= info.context_length:
-                field = _field(question.place)
-                what = field if question.place == field else f"text of {question.place}"
+                place = question.longest or question.place
+                field = _field(place)
+                what = field if place == field else f"text of {place}"
                 raise ContextError(longest, info.context_length, field, what=what)
             prompts.append(prompt)
             every.append(labels)

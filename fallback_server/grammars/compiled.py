@@ -82,7 +82,8 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
                         f"{grammar.param}: {blamed(schema, compiles)}", grammar.param
                     ) from error
             raise RequestError(
-                f"the {grammar.called} cannot be compiled: {_first_line(error)}", grammar.param
+                f"{grammar.param}: the {grammar.called} cannot be compiled: {_first_line(error)}",
+                grammar.param,
             ) from error
 
     return compile_grammar

@@ -91,7 +91,14 @@ def create_app(engine: ServerEngine, options: AppOptions | None = None) -> FastA
         if options.audit is not None:
             options.audit.close()
 
-    app = FastAPI(title="nearfar", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="nearfar",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
     app.state.service = service
     errors.install(app)
     for api in _apis(service, options):

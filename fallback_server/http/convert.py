@@ -23,6 +23,7 @@ from nearfar.fallback_server.http.errors import JSON, ApiError, no_object
 from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.json_text import parsed
+from nearfar.fallback_server.http.json_words import wrong_json
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
     CompletionFields,
@@ -228,7 +229,7 @@ def _form(form: ResponseFormat) -> Grammar | None:
         case "json_object":
             return Grammar("json_object", "")
         case "json_schema":
-            schema = (form.json_schema.schema_ if form.json_schema else None) or {"type": "object"}
+            schema = (form.json_schema and form.json_schema.schema_) or {"type": "object"}
             return Grammar("json_schema", _small(schema, "response_format"))
         case "regex":
             return Grammar("regex", form.regex or "")
@@ -243,7 +244,9 @@ def _guided(
         try:
             schema = from_json(schema, allow_inf_nan=False)
         except ValueError as error:
-            raise RequestError(f"{param}: the schema is not JSON: {error}", param) from error
+            place = param if param.endswith("json") else f"{param}.json"
+            said = wrong_json(schema.encode(), str(error))
+            raise RequestError(f"{place}: the schema is not valid JSON: {said}", param) from error
     if schema is not None:
         return Grammar("json_schema", _small(schema, param))
     if choice is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from nearfar.fallback_server.http.places import RequestPlace, place_of
-from nearfar.fallback_server.http.words import IDLE, SHOWN, TYPES, printable, shown, words_of_all
+from nearfar.fallback_server.http.words import ENTRY, IDLE, KIND, SHOWN, TYPES, printable, shown, words_of_all
 from nearfar.suggestions import advised
 
 Error = Mapping[str, Any]
@@ -71,11 +71,15 @@ def _sentence(where: str, what: str) -> str:
 
 def _at_its_tag(error: Error, place: RequestPlace) -> tuple[Error, RequestPlace]:
     """Move an error about a union's tag to the field that has the tag, or to the value if that is not an
-    object.
+    object; and an error about the type of a list's first element to that element.
     """
+    given = error.get("input")
+    if error["type"] == KIND and isinstance(given, list) and given:
+        entry = {**error, "msg": error["ctx"][ENTRY], "input": given[0]}
+        return entry, RequestPlace((*place.parts, 0), place.holder)
     if error["type"] not in _OF_TAGS:
         return error, place
-    given, field = error.get("input"), error["ctx"]["discriminator"].strip("'()")
+    field = error["ctx"]["discriminator"].strip("'()")
     if not isinstance(given, dict):
         return {**error, "type": "model_type"}, place
     return {**error, "input": given.get(field)}, RequestPlace((*place.parts, field), place.holder)

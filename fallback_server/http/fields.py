@@ -36,7 +36,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nearfar.edge_runtime.tools.parameters import fits_objects
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
 from nearfar.fallback_server.http.places import UNKNOWN_FIELDS, unknown_fields
-from nearfar.fallback_server.http.words import IDLE, KIND, SHOWN, shown
+from nearfar.fallback_server.http.words import ENTRY, IDLE, KIND, SHOWN, shown
 from nearfar.format.requests import MAX_GRAMMAR_BYTES, MAX_INPUTS, MAX_STOPS
 from nearfar.format.sampling import RANGES
 
@@ -210,6 +210,16 @@ def _kind(names: dict[type, str]) -> Callable[[Any], str | None]:
     return kind
 
 
+class _Context(dict[str, Any]):
+    """The context of an error, which can be part of an annotation: annotations are hashed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+_JSON_TYPES = {str: "a string", int: "a whole number", dict: "an object", list: "a list"}
+
+
 def by(field: str, missing: str | None = None) -> Discriminator:
     """Select a union's member by a field of an object. `missing`: the tag of an object without the field.
 
@@ -227,8 +237,17 @@ def by(field: str, missing: str | None = None) -> Discriminator:
 
 
 def one_of(names: dict[type, str], said: str) -> Discriminator:
-    """Select a union's member by a list's first element; an empty list selects the first member."""
-    return Discriminator(_kind(names), custom_error_type=KIND, custom_error_message=said)
+    """Select a union's member by a list's first element; an empty list selects the first member.
+
+    `said`: the error's words about a value that is not a list, and `names` give those about a first element.
+    """
+    entry = " or ".join(_JSON_TYPES[each] for each in names if each in _JSON_TYPES)
+    return Discriminator(
+        _kind(names),
+        custom_error_type=KIND,
+        custom_error_message=said,
+        custom_error_context=_Context({ENTRY: f"this must be {entry}"}),
+    )
 
 
 def many(most: int, least: int = 0) -> Any:

@@ -29,7 +29,7 @@ TOLD = 1024
 """Most lines in the log: the names come from clients, who can invent any number of them."""
 
 _COUNTED = re.compile(r"and (\d{1,9}) more", re.ASCII)
-_PLAIN = re.compile(r"[\w.:@/-]+", re.ASCII)
+_PLAIN = re.compile(r"[\w.:@/?\[\]-]+", re.ASCII)
 _VERSION = re.compile(r"/?\bv?\d[\w.+-]*")
 
 

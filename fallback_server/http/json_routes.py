@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
 from nearfar.fallback_server.http import convert, errors
+from nearfar.fallback_server.http.address import check_address
 from nearfar.fallback_server.http.ignoring import (
     HEADER,
     Ignored,
@@ -44,6 +45,7 @@ class JsonRoute(APIRoute):
         """See APIRoute."""
         handle = super().get_route_handler()
         model: Any = self.body_field.field_info.annotation if self.body_field is not None else None
+        parameters = [field.alias for field in self.dependant.query_params]
         checked = self.strict and self.passing is not None and model is not None
         check = partial(_check, TypeAdapter(model)) if checked else None
 
@@ -66,7 +68,10 @@ class JsonRoute(APIRoute):
 
         async def handled(made: convert.JsonRequest) -> Response:
             found = None if self.passing is None else await self.passing.forwarded(made, check)
-            return await handle(made) if found is None else found
+            if found is not None:
+                return found
+            check_address(made, parameters)
+            return await handle(made)
 
         return read
 

@@ -57,7 +57,8 @@ class Targets:
 
 
 class Paths:
-    """Adds /v1 to a path of OpenAI's API that lacks it: clients differ in the base address that they expect.
+    """Adds /v1 to a path of OpenAI's API that lacks it, and takes a slash from the end of any path: clients
+    differ in the base address that they expect, and a redirect would lose the body of some.
 
     `paths`: the known paths, of which those below /v1 count.
     """
@@ -68,9 +69,12 @@ class Paths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] == "http" and self._lacks(scope["path"]):
-            raw = scope.get("raw_path") or scope["path"].encode()
-            scope = {**scope, "path": f"/v1{scope['path']}", "raw_path": b"/v1" + raw}
+        if scope["type"] == "http":
+            path = scope["path"].removesuffix("/") or "/"
+            raw = (scope.get("raw_path") or path.encode()).removesuffix(b"/") or b"/"
+            if self._lacks(path):
+                path, raw = f"/v1{path}", b"/v1" + raw
+            scope = {**scope, "path": path, "raw_path": raw}
         await self._app(scope, receive, send)
 
     def _lacks(self, path: str) -> bool:

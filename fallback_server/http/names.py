@@ -12,6 +12,8 @@ from typing import Any
 
 from fastapi import Request
 
+from nearfar.edge_runtime.openai.responses.asking import joined
+
 FORMS = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
@@ -59,6 +61,9 @@ NAMES: Mapping[str, Mapping[str, Sequence[str]]] = {
 was sent is named.
 """
 
+_OF_TOOL = re.compile(r"tools: the JSON schema of '([\w.-]+)' ")
+"""The beginning of an error about the schema of one tool."""
+
 
 _IMAGES = {
     "/v1/messages": "image", "/v1/messages/count_tokens": "image", "/v1/responses": "input_image",
@@ -93,7 +98,24 @@ def in_own_words(request: Request, message: str, param: str) -> tuple[str, str]:
         message = re.sub(rf"^{re.escape(param)}\.[\w.-]+(?=: )", param, message)
         image = _IMAGES.get(request.url.path, "image_url")
         message = message.replace("'image_url'", f"'{image}'")
+    if tool := _OF_TOOL.match(message):
+        place = _tool_place(getattr(request.state, "sent", None), tool[1])
+        return f"{place}{message.removeprefix('tools')}", own
     return re.sub(rf"^{re.escape(param)}\b", own, message), own
+
+
+def _tool_place(sent: Any, name: str) -> str:
+    """Return where a request has the function of a name, in a chat completion's form, Anthropic's or that of
+    the Responses API. The function of a namespace has both names.
+    """
+    given = sent.get("tools") if isinstance(sent, dict) else None
+    for at, tool in enumerate(each for each in given or () if isinstance(each, dict)):
+        if name in (tool.get("name"), (tool.get("function") or {}).get("name")):
+            return f"tools.{at}"
+        for place, inner in enumerate(tool.get("tools") or ()):
+            if joined(tool.get("name"), inner.get("name") or "") == name:
+                return f"tools.{at}.tools.{place}"
+    return "tools"
 
 
 def _own(names: Sequence[str], sent: Any) -> str:

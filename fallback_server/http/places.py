@@ -48,9 +48,25 @@ def place_of(model: type[BaseModel] | None, where: Sequence[Part]) -> RequestPla
     return max(_walks(model.__pydantic_core_schema__, tuple(rest), {}, None), key=lambda each: each[0])[1]
 
 
-def fault_at(index: int, message: str, value: object) -> ValidationError:
-    """Return an error about an entry of the list that is being validated."""
-    return _error([((index,), PydanticCustomError("value_error", "{said}", {"said": message}), value)])
+def fault_at(where: Sequence[Part], message: str, value: object) -> ValidationError:
+    """Return an error about a place in the value that is being validated, for example an entry of a list."""
+    return _error([(tuple(where), PydanticCustomError("value_error", "{said}", {"said": message}), value)])
+
+
+def differing(given: object, message: str, name: str | None = None) -> None:
+    """Raise an error about the first entry of a list that equals an earlier one; with `name`, about the first
+    one whose field of this name does. Objects and null are left to other checks.
+    """
+    met = set[tuple[type, object]]()
+    for at, item in enumerate(given if isinstance(given, list) else ()):
+        value = item
+        if name is not None:
+            value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+        if not isinstance(value, str | bool | int):
+            continue
+        if (type(value), value) in met:
+            raise fault_at((at,) if name is None else (at, name), message, value)
+        met.add((type(value), value))
 
 
 def moved(error: ValidationError, indexes: Sequence[int]) -> ValidationError:
@@ -113,8 +129,9 @@ def _walks(
             for count, place in _walks(schema["choices"][part], rest, defined, holder):
                 yield count + 1, place
         case "tagged-union" | "union":
-            # An index is not a label: it comes from a validator around the union.
-            label = isinstance(part, str)
+            # An index is not a label, and neither is another name than a tag: a validator around the union
+            # gave the place.
+            label = isinstance(part, str) and schema["type"] == "union"
             for each in _members(schema):
                 for count, place in _walks(each, rest if label else where, defined, holder):
                     yield count + label, place
@@ -130,7 +147,8 @@ def _walks(
         case _ if "schema" in schema:
             yield from _walks(schema["schema"], where, defined, holder)
         case _:
-            yield 0, RequestPlace((), holder)
+            # A value without parts: the place is below another member of the same union.
+            yield -1, RequestPlace((), holder)
 
 
 def _below(

@@ -139,6 +139,13 @@ class UserMessage(Said):
     role: Literal["user"]
     content: Content
 
+    @field_validator("content")
+    @classmethod
+    def _not_empty(cls, content: str | list[ContentPart]) -> str | list[ContentPart]:
+        if content == []:
+            raise ValueError("this must not be empty")
+        return content
+
 
 class AssistantMessage(Said):
     """An earlier answer, or the beginning of this one."""
@@ -367,7 +374,7 @@ class Thinking(Strict):
 
     place = "thinking."
     type: Annotated[Literal["enabled", "adaptive", "disabled"], HINT]
-    budget_tokens: Annotated[int | None, SILENT] = None
+    budget_tokens: Annotated[int | None, Field(ge=1), SILENT] = None
 
     @property
     def on(self) -> bool:

@@ -11,6 +11,8 @@ IDLE = "idle"
 """Our own error type: for a field that is accepted only with values that have no effect."""
 KIND = "type"
 """Our own error type: for a value of a type that no member of a union has."""
+ENTRY = "entry"
+"""In the context of an error of the type KIND: the words for a list whose first element has a wrong type."""
 _OBJECT = "this must be an object"
 _WORDS = {
     "missing": "this field is missing",

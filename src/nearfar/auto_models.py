@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from pydantic_core import from_json
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.choosing import AutoModels, Standing
+from nearfar.fallback_server.http.json_words import wrong_json
 from nearfar.routing.decision import decide
 from nearfar.routing.difficulty.score import messages_to_prompt, score
 from nearfar.routing.policy import Policy
@@ -29,9 +31,16 @@ def _policy(path: Path | None) -> Policy:
     if path is None:
         return Policy()
     try:
-        policy = Policy.parse(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise RequestError(f"--auto-policy {path} cannot be read: {error}") from error
+    try:
+        policy = Policy.parse(from_json(data, allow_inf_nan=False))
+    except ValueError as error:
+        said = wrong_json(data, str(error))
+        raise RequestError(f"--auto-policy {path} is not valid JSON: {said}") from error
+    except RequestError as error:
+        raise RequestError(f"--auto-policy {path}: {error}", error.param) from error
     if policy.router is not None:
         raise RequestError(
             f"--auto-policy {path} has a router, which looks at a model on the device, and both models are "

@@ -63,18 +63,27 @@ class ContextError(RequestError):
     """A text that does not fit the context, together with an answer where one is wanted.
 
     The message has OpenAI's words and Anthropic's ("prompt is too long"): LiteLLM recognizes the error by the
-    former and LangChain by the latter, not by the code.
+    former and LangChain by the latter, not by the code. `place`: where the request has the text, if `param`
+    is a list.
     """
 
     code = CONTEXT_CODE
 
     def __init__(
-        self, tokens: int, context: int, param: str, *, what: str = "prompt", advice: str = ""
+        self,
+        tokens: int,
+        context: int,
+        param: str,
+        *,
+        what: str = "prompt",
+        advice: str = "",
+        place: str = "",
     ) -> None:
         answer = ", the answer included" if what == "prompt" else ""
+        begins = f"{place}: " if place not in ("", param) else ""
         super().__init__(
-            f"this model's maximum context length is {context} tokens{answer}, but the {what} has {tokens} "
-            f"tokens: the {what} is too long, shorten it{advice}",
+            f"{begins}this model's maximum context length is {context} tokens{answer}, but the {what} has "
+            f"{tokens} tokens: the {what} is too long, shorten it{advice}",
             param,
         )
 

@@ -187,7 +187,7 @@ def test_the_items_of_a_response_come_page_by_page(client: Any, http: httpx.Clie
     for order in ("asc", "desc"):
         page = client.responses.input_items.list(made.id, limit=2, order=order)
         assert (len(page.data), page.has_more) == (2, True)
-        texts = [item.content for item in page]  # the client reads the other pages by `after`
+        texts = [item.content[0].text for item in page]  # the client reads the other pages by `after`
         assert texts == sorted("01234", reverse=order == "desc")
     assert not client.responses.input_items.list(made.id).has_more
     path = f"/v1/responses/{made.id}"

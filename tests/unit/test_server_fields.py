@@ -87,6 +87,31 @@ def test_a_schema_that_no_grammar_keeps_to_is_refused_by_its_keyword(client: ope
     assert error.value.param == "tools"
 
 
+NOT = {"name": "g", "strict": True}
+
+
+@pytest.mark.parametrize(("path", "body", "place"), [
+    (CHAT, {"tools": [TOOL, {"type": "function", "function": {**NOT, "parameters": {"not": {}}}}]},
+     "tools.1"),
+    ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}, {**NOT, "input_schema": {"not": {}}}]},
+     "tools.1"),
+    ("/v1/responses", {"tools": [{"type": "namespace", "name": "n", "tools": [
+        {"type": "function", "name": "f"}, {"type": "function", **NOT, "parameters": {"not": {}}}]}]},
+     "tools.0.tools.1"),
+])  # fmt: skip
+def test_the_tool_whose_schema_is_refused_is_named(
+    http: httpx.Client, path: str, body: dict[str, Any], place: str
+) -> None:
+    said = {"input": "Hello"} if path == "/v1/responses" else {"messages": HELLO}
+    limit = {} if path == "/v1/responses" else {"max_tokens": 8}
+    made = http.post(path, json={"model": MODEL, **said, **limit, **body})
+    name = "n__g" if "namespace" in str(body) else "g"
+    message = made.json()["error"]["message"]
+    assert (made.status_code, message.partition("'not'")[0]) == (
+        400, f"{place}: the JSON schema of '{name}' cannot be enforced at #: "
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("schema", [
     {"type": "object", "required": ["a"], "properties": {}},
     {"type": "object", "required": ["a", "b"], "additionalProperties": {"type": "boolean"}},
@@ -273,6 +298,18 @@ def test_fields_that_contradict_each_other_are_refused(
     if "messages" in fields:
         names = {"model": MODEL, **fields}
         assert http.post("/tokenize", json=names).status_code == made.status_code
+
+
+@pytest.mark.parametrize("most", [None, 2000])
+def test_the_context_must_have_room_for_the_least_tokens(http: httpx.Client, most: int | None) -> None:
+    fields = {"model": MODEL, "min_tokens": 1500, "max_tokens": most}
+    for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETION, {"prompt": "Hello"})):
+        made = http.post(path, json={**prompt, **fields})
+        error = made.json()["error"]
+        assert (made.status_code, error["param"]) == (400, "min_tokens")
+        assert error["message"].startswith(
+            "min_tokens is 1500, and after this prompt the context has room for"
+        )
 
 
 def test_a_plain_completion_has_at_most_16_tokens_by_default(http: httpx.Client) -> None:

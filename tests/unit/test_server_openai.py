@@ -382,7 +382,7 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
         client.completions.create(model=MODEL, prompt=[5, 261])
     with pytest.raises(openai.BadRequestError, match="no embeddings"):
         client.embeddings.create(model=MODEL, input="text")
-    with pytest.raises(openai.BadRequestError, match="cannot be compiled"):
+    with pytest.raises(openai.BadRequestError, match="response_format: the regex cannot be compiled"):
         client.chat.completions.create(
             model=MODEL, messages=HELLO, extra_body={"response_format": {"type": "regex", "regex": "(((("}}
         )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from nearfar.auto_models import auto_models
+from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo, Prepared
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.fields import Strict
@@ -23,6 +26,10 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 DECISIONS, RERANK, SCORE, TOKENIZE = "/v1/decisions", "/v1/rerank", "/v1/score", "/v1/tokenize"
 OLLAMA, GENERATE = "/api/chat", "/api/generate"
 FOO = {"type": "foo"}
+FUNCTION = {"type": "function", "name": "f"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto"}
+F = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 NOT_OBJECT = "this must be a schema of type object, because the arguments of a call are an object, not "
 
 
@@ -117,6 +124,52 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": FOO}}]},
      f"tools.0.function.parameters: {NOT_OBJECT}" + '{"type": "foo"}'),
     (OLLAMA, {"options": {"temperature": -1}}, "options.temperature: this must be at least 0, not -1"),
+    # the first entry of a list
+    (RERANK, {"documents": [5]}, "documents.0: this must be a string or an object, not 5"),
+    (CHAT, {"stop": [5]}, "stop.0: this must be a string, not 5"),
+    (CHAT, {"messages": [{"role": "user", "content": [5]}]},
+     "messages.0.content.0: this must be an object, not 5"),
+    (SCORE, {"items": [5]}, "items.0: this must be a string or a list, not 5"),
+    (SCORE, {"query": ["a"]}, "query.0: this must be a whole number, not 'a'"),
+    (SCORE, {"items": None, "labels": None, "text_1": "a", "text_2": [5]},
+     "text_2.0: this must be a string, not 5"),
+    ("/v1/completions", {"prompt": [1.5]},
+     "prompt.0: this must be a whole number or a string or a list, not 1.5"),
+    ("/v1/embeddings", {"input": [None]},
+     "input.0: this must be a whole number or a string or a list, not null"),
+    # an item by reference
+    (RESPONSES, {"input": [asked(content="x"), {"type": "item_reference", "id": "f"}]},
+     "input.1.id: there is no item 'f' here"),
+    # a schema as text
+    (CHAT, {"structured_outputs": {"json": "{"}},
+     "structured_outputs.json: the schema is not valid JSON: it ends at line 1, column 1, inside an object"),
+    (CHAT, {"guided_json": "{"},
+     "guided_json: the schema is not valid JSON: it ends at line 1, column 1, inside an object"),
+    # tools that may be called
+    (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": []}},
+     "tool_choice.tools: this must not be empty"),
+    (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [{"type": "web_search"}]}},
+     "tool_choice.tools: none of these tools is a function, and no others run here: allow a function"),
+    # values that say nothing, or contradict each other
+    (RESPONSES, {"input": [asked(content=[])]}, "input.0.content: this must not be empty"),
+    (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content: this must not be empty"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a"}}},
+     "text.format: type 'json_schema' needs the field 'schema'"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}},
+     "response_format.json_schema.schema: this field is missing"),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any", "name": "f"}},
+     "tool_choice: type 'any' has no field 'name': type 'tool' calls the tool of a name"),
+    (DECISIONS, {"questions": [{**QUESTION, "instructions": ""}]},
+     "questions.0.instructions: this must not be empty"),
+    (DECISIONS, {"questions": [{**QUESTION, "instructions": [{"type": "input_text", "text": ""}]}]},
+     "questions.0.instructions: this must not be empty"),
+    (DECISIONS, {"questions": [{**QUESTION, "name": "q"}, QUESTION, {**QUESTION, "name": "q"}]},
+     "questions.2.name: an earlier question has this name: give each its own, not 'q'"),
+    (DECISIONS, {"questions": [{"type": "score", "instructions": "How?",
+                                "levels": [{"label": "a"}, {"label": "b"}, {"label": "a"}]}]},
+     "questions.0.levels.2.label: an earlier level has this label: give each its own, not 'a'"),
+    (DECISIONS, {"questions": [choice("a", True, "b", True)]},
+     "questions.0.choices.3.value: an earlier choice has this value: give each its own, not true"),
     # a label and a document
     (SCORE, {"labels": ["a", ""]}, "labels.1: this must not be empty"),
     (CHAT, {"structured_outputs": {}},
@@ -137,10 +190,15 @@ def test_a_fault_is_told_with_its_place_and_value(
 STRICT: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"stream": True, "stream_options": {"include_usage": True}},
      "unknown field stream_options.include_usage; there is include_obfuscation"),
+    (CHAT, {"thinking": {"type": "disabled", "zz": 1}}, "unknown field thinking.zz"),
+    (CHAT, {"tools": [F], "tool_choice": {**NAMED, "zz": 1}}, "unknown field tool_choice.zz"),
+    (CHAT, {"tools": [F], "tool_choice": {**NAMED, "function": {"name": "f", "zz": 1}}},
+     "unknown field tool_choice.function.zz"),
+    (RESPONSES, {"tool_choice": {"type": "function", "name": "f", "zz": 1}}, "unknown field tool_choice.zz"),
     (RESPONSES, {"tools": [{"type": "custom", "name": "c"}]},
      "tools.0: an entry of type 'custom' is not known here; leave it out"),
     (RESPONSES, {"include": ["file_search_call.results"]},
-     "include: 'file_search_call.results' is not known here; leave it out"),
+     "include.0: 'file_search_call.results' is not known here; leave it out"),
     (CHAT, {"prediction": {"type": "content"}}, "prediction: this changes nothing here; leave the field out"),
     (OLLAMA, {"options": {"num_ctx": 4096}}, "options.num_ctx: this changes nothing here; "
      "set it when the server starts"),
@@ -167,6 +225,10 @@ def test_a_strict_server_says_which_field_it_does_not_take(
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
      "response_format.json_schema.name"),
     (OLLAMA, {"think": True, "options": {"num_ctx": 3}}, "options.num_ctx, think"),
+    (RESPONSES, {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [{**FUNCTION, "zz": 1}]}},
+     "tool_choice.tools.zz"),
+    (RESPONSES, {"max_tool_calls": -1}, "max_tool_calls"),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens, thinking"),
 ])  # fmt: skip
 def test_the_header_names_ignored_fields_as_the_client_does(
     http: TestClient, path: str, fields: dict[str, Any], named: str
@@ -177,7 +239,12 @@ def test_the_header_names_ignored_fields_as_the_client_does(
 
 @pytest.mark.parametrize(("body", "said"), [
     (b'{"a": NaN}', "JSON has no NaN (line 1, column 7): send null, or leave the field out"),
-    (b'{"a": -Infinity}', "JSON has no Infinity (line 1, column 8)"),
+    (b'{"a": -Infinity}', "JSON has no -Infinity (line 1, column 7)"),
+    (b'{"a" 1}', "a colon must be behind a field's name at line 1, column 6, not '1'"),
+    (b'{"a": 1 "b": 2}', "a comma or the end of the object must be at line 1, column 9, not '\"'"),
+    (b'{"a": [1 2]}', "a comma or the end of the list must be at line 1, column 10, not '2'"),
+    ('\ufeff{"a": 1}'.encode("utf-16-le"), "its bytes are not UTF-8 at line 1, column 1"),
+    ('{"a": é}'.encode(), "a value must be at line 1, column 7, not 'é'"),
     (b'{"a": None}', "None is null in JSON (line 1, column 7)"),
     (b'{"a": "\\ud800"}', r"half of a surrogate pair (\uD800 to \uDFFF) is alone in a string"),
     (b'{"a": "\xff"}', "its bytes are not UTF-8 at line 1, column 8"),
@@ -226,6 +293,19 @@ def test_the_missing_name_of_a_model_has_the_code_of_other_wrong_fields(
     monkeypatch.setattr(Hinted, "passes_on", True)
     error = http.post(CHAT, json=BASES[CHAT]).json()["error"]
     assert (error["param"], error["code"]) == ("model", "invalid_request")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("{", "is not valid JSON: it ends at line 1, column 1, inside an object"),
+    ('{"policy": {"zz": 1}}', ": "),
+    ("[]", ": "),
+])  # fmt: skip
+def test_an_error_of_the_routing_policy_names_its_file(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(text)
+    with pytest.raises(RequestError) as caught:
+        auto_models("a,b", file)
+    assert re.match(rf"--auto-policy {re.escape(str(file))} ?{re.escape(said)}", str(caught.value))
 
 
 WRONG: list[Any] = [None, True, 5, -1.5, "é\n", "", [], {}, [None], [{}], [[]], {"type": "x"}, {"x": None},

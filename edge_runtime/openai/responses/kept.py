@@ -90,7 +90,10 @@ class KeptResponses:
         """
         if given is None or isinstance(given, str):
             return given
-        return [self._item(owner, each) if is_reference(each) else each for each in given]
+        return [
+            self._item(owner, each, f"input.{at}.id: ") if is_reference(each) else each
+            for at, each in enumerate(given)
+        ]
 
     def remove(self, owner: str, name: str) -> None:
         """Remove a response. Raises RequestError where there is none."""
@@ -106,16 +109,20 @@ class KeptResponses:
         if not mine.responses:
             del self._of[owner]
 
-    def _item(self, owner: str, reference: Mapping[str, Any]) -> Record:
+    def _item(self, owner: str, reference: Mapping[str, Any], place: str) -> Record:
         mine, name = self._of.get(owner), reference["id"]
         if mine is None or name not in mine.items:
-            raise self._missing("item", name, "input")
+            raise self._missing("item", name, "input", place)
         return _bare(mine.items[name])
 
-    def _missing(self, what: str, name: str, param: str | None) -> RequestError:
+    def _missing(self, what: str, name: str, param: str | None, place: str = "") -> RequestError:
+        """Return the error about an unknown id. `param`: the field of a request that continues a
+        conversation, which could send the conversation instead; None for a request that reads or deletes.
+        """
+        instead = "" if param is None else "; send the whole conversation as input"
         return RequestError(
-            f"there is no {what} {name!r:.100} here: the newest {self._most:,} responses are kept in memory "
-            "until this program ends, unless store was false; send the whole conversation as input",
+            f"{place}there is no {what} {name!r:.100} here: the newest {self._most:,} responses are kept in "
+            f"memory until this program ends, unless store was false{instead}",
             param,
         )
 
@@ -126,11 +133,23 @@ def is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def _items(given: str | Sequence[Record] | None) -> list[Record]:
-    """Return the items of a request, each with an id."""
+    """Return the items of a request as they are listed: each with an id, and messages with parts."""
     if isinstance(given, str):
-        content = [{"type": "input_text", "text": given}]
-        given = [{"type": "message", "role": "user", "content": content}]
-    return [{"id": new_id("item"), **item} for item in given or ()]
+        given = [{"role": "user", "content": given}]
+    return [{"id": new_id("item"), **_listed(item)} for item in given or ()]
+
+
+def _listed(item: Record) -> Record:
+    """Return an item with its type and, for a message, its text as a part: OpenAI's clients read both."""
+    if item.get("type", "message") != "message":
+        return item
+    text = item["content"]
+    if not isinstance(text, str):
+        return {**item, "type": "message"}
+    part: Record = {"type": "input_text", "text": text}
+    if item["role"] == "assistant":
+        part = {"type": "output_text", "text": text, "annotations": []}
+    return {**item, "type": "message", "content": [part]}
 
 
 def _bare(item: Mapping[str, Any]) -> Record:

@@ -119,7 +119,9 @@ class ResponseRecords:
         return [*events, self._event(kind, response=record)]
 
     def failed(self, code: str | None, message: str, param: str | None) -> Iterator[Record]:
-        """Yield the events of an answer that failed after its beginning."""
+        """Yield the events of an answer that failed after its beginning. The response has what was sent."""
+        if self._open is not None:
+            self._open.status = "incomplete"
         error = {"code": code or "server_error", "message": message}
         record = {**self._record("failed", None), "error": error}
         yield self._event("response.failed", response=record)
@@ -215,7 +217,7 @@ class ResponseRecords:
         yield "response.output_item.done", {"output_index": item.index, "item": item.record()}
 
     def _record(self, status: str, usage: TokenCounts | None) -> Record:
-        ended = status in ("completed", "incomplete")
+        ended = status != "in_progress"
         return {
             "id": self.id,
             "object": "response",

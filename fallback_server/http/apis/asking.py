@@ -35,28 +35,39 @@ def skip(name: str, said: str) -> None:
         raise ValueError(said)
 
 
+def kept_of(given: list[Any], known: Iterable[str]) -> list[int]:
+    """Return the indexes of the entries that are not objects of an unknown `type`."""
+    kinds = [item.get("type") if isinstance(item, dict) else None for item in given]
+    return [at for at, kind in enumerate(kinds) if not isinstance(kind, str) or kind in known]
+
+
 def known_of(given: Any, field: str, known: Iterable[str], handler: ValidatorFunctionWrapHandler) -> Any:
     """Validate the list without objects whose `type` is not in `known`; these are skipped by type. Errors
     have the indexes of the list that the client sent.
     """
     if not isinstance(given, list):
         return handler(given)
-    kept = []
+    kept = kept_of(given, known)
+    if len(kept) == len(given):
+        return handler(given)
+    read = set(kept)
     for at, item in enumerate(given):
-        kind = item.get("type") if isinstance(item, dict) else None
-        if not isinstance(kind, str) or kind in known:
-            kept.append(at)
+        if at in read:
             continue
+        kind = item["type"]
         try:
             skip(f"{field}.{kind}", f"an entry of type {shown(kind)} is not known here; leave it out")
         except ValueError as error:
-            raise fault_at(at, str(error), item) from error
-    if len(kept) == len(given):
-        return handler(given)
+            raise fault_at((at,), str(error), item) from error
     try:
         return handler([given[at] for at in kept])
     except ValidationError as error:
         raise moved(error, kept) from error
+
+
+def longest_of(parts: Mapping[str, int]) -> str:
+    """Return the place of the longest part of a prompt. `parts`: the length of each, by its place."""
+    return max(parts, key=lambda place: parts[place])
 
 
 def as_chat(

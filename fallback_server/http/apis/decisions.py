@@ -16,9 +16,10 @@ from nearfar.edge_runtime.openai.label_odds import Odds, label_odds
 from nearfar.edge_runtime.openai.responses.asking import ITEMS, TEXTS, messages_of, with_one_system
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Question, Scores
-from nearfar.fallback_server.http.apis.asking import Record, known_of
+from nearfar.fallback_server.http.apis.asking import Record, known_of, longest_of
 from nearfar.fallback_server.http.apis.responses import Item, ReferenceItem, items_of, parts_of
 from nearfar.fallback_server.http.fields import MAX_PARTS, SILENT, Strict, Text, by, few, many, one_of
+from nearfar.fallback_server.http.places import differing
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SilentFields, TemplateVariables
 from nearfar.fallback_server.http.words import shown
 from nearfar.format.requests import MAX_LABEL_CHARS, MAX_LABELS
@@ -55,11 +56,17 @@ class QuestionFields(Strict):
     name: Annotated[str | None, Field(max_length=256)] = None
     instructions: Instructions
 
+    @field_validator("instructions")
+    @classmethod
+    def _not_empty(cls, given: str | list[TextPart]) -> str | list[TextPart]:
+        if not _text(given):
+            raise ValueError("this must not be empty")
+        return given
+
     @property
     def said(self) -> str:
         """The instructions as one text."""
-        given = self.instructions
-        return given if isinstance(given, str) else "".join(part.text for part in given)
+        return _text(self.instructions)
 
     def texts(self) -> list[str]:
         """The answers as text, in order."""
@@ -110,8 +117,7 @@ class ChoiceQuestion(QuestionFields):
     @field_validator("choices")
     @classmethod
     def _differ(cls, given: list[ChoiceValue]) -> list[ChoiceValue]:
-        if len({(type(each.value), each.value) for each in given}) < len(given):
-            raise ValueError("each value must differ from the others")
+        differing(given, "an earlier choice has this value: give each its own", "value")
         return given
 
     def texts(self) -> list[str]:
@@ -138,6 +144,12 @@ class Rating(QuestionFields):
 
     type: Literal["score"]
     levels: Annotated[list[Level], many(MAX_LABELS, 2), few(MAX_LABELS)]
+
+    @field_validator("levels")
+    @classmethod
+    def _differ(cls, given: list[Level]) -> list[Level]:
+        differing(given, "an earlier level has this label: give each its own", "label")
+        return given
 
     def texts(self) -> list[str]:
         """The labels of the levels."""
@@ -173,21 +185,38 @@ class DecisionRequest(SilentFields):
     def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return known_of(given, "input", ITEMS, handler)
 
+    @field_validator("questions")
+    @classmethod
+    def _named_apart(cls, given: list[QuestionFields]) -> list[QuestionFields]:
+        differing(given, "an earlier question has this name: give each its own", "name")
+        return given
+
 
 def questions_of(body: DecisionRequest, before: Seq[Message]) -> list[Question]:
     """Return what the engine is asked: each question after the input, then each after the neutral text.
     `before`: the input as messages of a chat completion.
     """
-    made = [_question(each, before, "input", at) for at, each in enumerate(body.questions)]
+    length = sum(len(text) for message in before for text in _texts_of(message))
+    made = [_question(each, before, "input", at, length) for at, each in enumerate(body.questions)]
     if body.neutral is None:
         return made
     neutral = [{"role": "user", "content": body.neutral}]
-    return made + [_question(each, neutral, "neutral", at) for at, each in enumerate(body.questions)]
+    length = len(body.neutral)
+    return made + [_question(each, neutral, "neutral", at, length) for at, each in enumerate(body.questions)]
 
 
-def _question(asked: QuestionFields, before: Seq[Message], place: str, at: int) -> Question:
+def _question(asked: QuestionFields, before: Seq[Message], place: str, at: int, length: int) -> Question:
+    """Return a question after `before`, which is at `place` in the request and has `length` characters."""
     labels = f"questions.{at}.{'levels' if isinstance(asked, Rating) else 'choices'}"
-    return Question(tuple(asked.labels), _asked(before, asked.message), "", place, labels)
+    said = len(asked.said)
+    parts = {place: length, f"questions.{at}.instructions": said, labels: len(asked.message) - said}
+    return Question(tuple(asked.labels), _asked(before, asked.message), "", place, labels, longest_of(parts))
+
+
+def _texts_of(message: Message) -> list[str]:
+    """Return the texts of a message of a chat."""
+    content = message.get("content") or ""
+    return [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
 
 
 def input_messages(body: DecisionRequest) -> list[Record]:
@@ -245,6 +274,10 @@ def _answer(asked: QuestionFields, odds: Odds) -> Record:
         made = {"score": mean, "confidence": odds.confidence, "probabilities": rated}
         return {"type": "score", "name": asked.name, **made}
     return {"type": "predicate", "name": asked.name, "probability": shares[0]}
+
+
+def _text(given: str | list[TextPart]) -> str:
+    return given if isinstance(given, str) else "".join(part.text for part in given)
 
 
 def _line(label: str, text: str, description: str | None) -> str:

@@ -144,6 +144,8 @@ class ToolUse(Strict):
     def _named(self) -> ToolUse:
         if self.type == "tool" and self.name is None:
             raise ValueError("type 'tool' needs the field 'name'")
+        if self.type != "tool" and self.name is not None:
+            raise ValueError(f"type '{self.type}' has no field 'name': type 'tool' calls the tool of a name")
         return self
 
 

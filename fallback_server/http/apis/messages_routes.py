@@ -18,16 +18,16 @@ def add(api: APIRouter, service: Service) -> None:
     """Add the routes to /v1."""
 
     @api.post("/messages", response_model=None, responses=streaming())
-    async def create(body: MessageRequest, request: Request) -> Response:
-        """Answer a conversation."""
+    async def create(body: MessageRequest, request: Request, beta: str = "") -> Response:
+        """Answer a conversation. `beta` marks the paths of a client's beta methods and changes nothing."""
         wanted = as_chat(service, request, body.model, chat_of(body))
         return await TrackedCall(service, request, wanted).respond(
             MessageShape(wanted.model), bool(body.stream)
         )
 
     @api.post("/messages/count_tokens", response_model=None)
-    async def count(body: CountRequest, request: Request) -> Response:
-        """Count the tokens of a conversation."""
+    async def count(body: CountRequest, request: Request, beta: str = "") -> Response:
+        """Count the tokens of a conversation. `beta` changes nothing."""
         wanted = as_chat(service, request, body.model, chat_of(body))
 
         async def told(prepared: Prepared) -> Record:

@@ -38,7 +38,7 @@ def add(api: APIRouter, service: Service) -> None:
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         if not body.messages:  # a request without messages asks to load the model
-            return _loaded(service, request, body.model)
+            return _loaded(service, request, body.model, {"message": {"role": "assistant", "content": ""}})
         wanted = as_chat(service, request, _name(service, request, body.model), body.chat)
         return await _answered(service, request, wanted, body)
 
@@ -47,7 +47,7 @@ def add(api: APIRouter, service: Service) -> None:
         """Answer one question, or continue a text as it is (`raw`)."""
         model = _name(service, request, body.model)
         if not body.prompt:
-            return _loaded(service, request, body.model)
+            return _loaded(service, request, body.model, {"response": ""})
         if body.raw:
             fields = {name: value for name, value in body.fields().items() if value is not None}
             limit = fields.pop("max_completion_tokens", 2**31 - 1)
@@ -139,12 +139,12 @@ def _name(service: Service, request: Request, given: str | None) -> str:
     return bare if model not in known and bare in known else model
 
 
-def _loaded(service: Service, request: Request, given: str | None) -> Response:
-    """Answer a request that only loads a model: all models are loaded already."""
+def _loaded(service: Service, request: Request, given: str | None, said: Record) -> Response:
+    """Answer a request that only loads a model: all models are loaded already. `said`: the field with the
+    text of the path's other answers.
+    """
     name = _name(service, request, given)
-    said = {"role": "assistant", "content": ""}
-    record = {"model": name, "created_at": now(), "message": said, "response": "", "done": True}
-    return JSONResponse({**record, "done_reason": "load"})
+    return JSONResponse({"model": name, "created_at": now(), **said, "done": True, "done_reason": "load"})
 
 
 def _listed(info: ModelInfo) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.apis.asking import Record
@@ -13,11 +13,10 @@ ORDERS = ("desc", "asc")
 """The newest first, which is the default, and the oldest first."""
 
 
-def page_of(records: Sequence[Record], query: Mapping[str, str]) -> Record:
+def page_of(records: Sequence[Record], limit: str, order: str, after: str | None) -> Record:
     """Return a page of records, the oldest of which is the first. Raises RequestError for a value that the
     list does not take.
     """
-    limit, order, after = query.get("limit", str(USUAL)), query.get("order", ORDERS[0]), query.get("after")
     if not (limit.isdecimal() and limit.isascii() and 1 <= int(limit[:9]) <= MOST):
         raise RequestError(f"limit must be a whole number from 1 to {MOST}, not {limit!a:.40}", "limit")
     if order not in ORDERS:

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints, Tag
 
 from nearfar.edge_runtime.openai.label_odds import label_odds
 from nearfar.fallback_server.engines.base import Question, Scores
-from nearfar.fallback_server.http.apis.asking import Record
+from nearfar.fallback_server.http.apis.asking import Record, longest_of
 from nearfar.fallback_server.http.fields import SILENT, Strict, few, many, one_of
 from nearfar.fallback_server.http.schemas import ModelName
 
@@ -72,11 +72,18 @@ class RerankRequest(Strict):
         return self.query if isinstance(self.query, str) else self.query.text
 
 
-def question(query: str, document: str, instruction: str | None, place: str) -> Question:
-    """Return what the engine is asked about a document. `place`: where the request has the document."""
+def question(
+    query: str, document: str, instruction: str | None, place: str, query_place: str = "query"
+) -> Question:
+    """Return what the engine is asked about a document. `place`, `query_place`: where the request has the
+    document and the query.
+    """
     said = f"<Instruct>: {instruction or INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
     messages = ({"role": "system", "content": JUDGE}, {"role": "user", "content": said})
-    return Question((YES, NO), messages, place=place)
+    longest = longest_of({
+        place: len(document), query_place: len(query), "instruction": len(instruction or "")
+    })  # fmt: skip
+    return Question((YES, NO), messages, place=place, longest=longest)
 
 
 def relevances(scores: Scores) -> list[float]:

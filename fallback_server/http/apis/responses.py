@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.responses.asking import ITEMS, LOGPROBS, TEXTS
-from nearfar.fallback_server.http.apis.asking import Record, known_of, skip
+from nearfar.fallback_server.http.apis.asking import Record, kept_of, known_of, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
     MAX_PARTS,
@@ -27,6 +27,7 @@ from nearfar.fallback_server.http.fields import (
     within,
 )
 from nearfar.fallback_server.http.ignoring import computes
+from nearfar.fallback_server.http.places import differing, fault_at
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     NO_MEDIA,
@@ -81,10 +82,12 @@ class MessageItem(Strict):
     status: Annotated[str | None, SILENT] = None
 
     @model_validator(mode="after")
-    def _only_the_model_refuses(self) -> MessageItem:
+    def _parts_of_its_role(self) -> MessageItem:
         parts = () if isinstance(self.content, str) or self.role == "assistant" else self.content
         if any(part.type == "refusal" for part in parts):
             raise ValueError(f"a message of the role '{self.role}' has no parts of type 'refusal'")
+        if self.content == [] and self.role == "user":
+            raise fault_at(("content",), "this must not be empty", self.content)
         return self
 
 
@@ -176,18 +179,27 @@ class ResponseToolName(Strict):
     namespace: Name | None = None
 
 
+class AllowedTool(ResponseToolName):
+    """A function that may be called."""
+
+    place = "tool_choice.tools."
+
+
 class AllowedTools(Strict):
     """The functions of which the model may call any; with mode "required" it must call one."""
 
     place = "tool_choice."
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ResponseToolName], many(MAX_TOOLS), few(MAX_TOOLS)]
+    tools: Annotated[list[AllowedTool], many(MAX_TOOLS, 1), few(MAX_TOOLS)]
 
     @field_validator("tools", mode="wrap")
     @classmethod
     def _functions(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        return known_of(given, "tool_choice.tools", ("function",), handler)
+        known = ("function",)
+        if isinstance(given, list) and given and not kept_of(given, known):
+            raise ValueError("none of these tools is a function, and no others run here: allow a function")
+        return known_of(given, "tool_choice.tools", known, handler)
 
 
 ToolChoiceItem = Annotated[ResponseToolName | AllowedTools, Field(discriminator="type")]
@@ -202,6 +214,12 @@ class TextFormat(Strict):
     schema_: JsonObject | None = Field(None, alias="schema")
     description: Annotated[str | None, SILENT] = None
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> TextFormat:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("type 'json_schema' needs the field 'schema'")
+        return self
 
 
 class ResponseText(Strict):
@@ -255,12 +273,14 @@ class ResponseRequest(SamplingFields, SilentFields):
     conversation: Annotated[Any, Only(instead="send the items, or previous_response_id")] = None
     prompt: Annotated[Any, Only(instead="send the text itself as input")] = None
     truncation: Annotated[Any, Only(("disabled",))] = None
-    max_tool_calls: Annotated[int | None, SILENT] = None
+    max_tool_calls: Annotated[int | None, Field(ge=1), SILENT] = None
 
     @field_validator("input", mode="wrap")
     @classmethod
     def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        return known_of(given, "input", ITEMS, handler)
+        made = known_of(given, "input", ITEMS, handler)
+        differing(given, "an earlier item has this id: give each item its own", "id")
+        return made
 
     @field_validator("tools", mode="wrap")
     @classmethod
@@ -270,9 +290,13 @@ class ResponseRequest(SamplingFields, SilentFields):
     @field_validator("include")
     @classmethod
     def _included(cls, given: list[str] | None) -> list[str] | None:
-        for name in given or ():
-            if name != LOGPROBS:
+        for at, name in enumerate(given or ()):
+            if name == LOGPROBS:
+                continue
+            try:
                 skip(f"include.{name}", f"{shown(name)} is not known here; leave it out")
+            except ValueError as error:
+                raise fault_at((at,), str(error), name) from error
         return given
 
     @property

@@ -12,7 +12,7 @@ from nearfar.edge_runtime.openai.responses.shape import ResponseRecords, new_id
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat
-from nearfar.fallback_server.http.apis.pages import page_of
+from nearfar.fallback_server.http.apis.pages import ORDERS, USUAL, page_of
 from nearfar.fallback_server.http.apis.responses import ReferenceItem, ResponseRequest
 from nearfar.fallback_server.http.apis.responses_shape import ResponseShape
 from nearfar.fallback_server.http.calls import TrackedCall
@@ -58,9 +58,9 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
         return await TrackedCall(service, request, wanted).count(told)
 
     @api.get("/responses/{name:response}", response_model=None)
-    async def retrieve(name: str, request: Request) -> Record:
+    async def retrieve(name: str, request: Request, stream: str = "false") -> Record:
         """Return a stored response. Raises RequestError for `stream`: events are not stored."""
-        if (stream := request.query_params.get("stream", "false")) != "false":
+        if stream != "false":
             raise RequestError(
                 "stream must be false here: a response is streamed only while it is made. Read it whole"
                 if stream == "true"
@@ -77,9 +77,15 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
         return {"id": name, "object": "response", "deleted": True}
 
     @api.get("/responses/{name:response}/input_items", response_model=None)
-    async def input_items(name: str, request: Request) -> Record:
+    async def input_items(
+        name: str,
+        request: Request,
+        limit: str = str(USUAL),
+        order: str = ORDERS[0],
+        after: str | None = None,
+    ) -> Record:
         """List the items that a stored response answered, page by page, the newest first."""
-        return page_of(_found(kept, request, name).items, request.query_params)
+        return page_of(_found(kept, request, name).items, limit, order, after)
 
 
 def _store(kept: KeptResponses | None) -> KeptResponses:

@@ -8,15 +8,16 @@ import math
 import secrets
 import time
 from collections.abc import Sequence as Seq
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.label_odds import label_odds
 from nearfar.fallback_server.engines.base import Prompt, Question, Scores
-from nearfar.fallback_server.http.apis.asking import Record
+from nearfar.fallback_server.http.apis.asking import Record, longest_of
 from nearfar.fallback_server.http.apis.rerank import TEMPLATE, question, relevances
 from nearfar.fallback_server.http.fields import Strict, Text, TokenId, Tokens, few, many, one_of
+from nearfar.fallback_server.http.places import differing
 from nearfar.fallback_server.http.schemas import ModelName
 from nearfar.format.requests import MAX_LABEL_CHARS, MAX_LABELS
 
@@ -70,6 +71,12 @@ class ScoreBody(Strict):
     queries: Texts | None = None
     documents: Texts | None = None
 
+    @field_validator("labels", "label_token_ids")
+    @classmethod
+    def _differ(cls, given: list[Any] | None) -> list[Any] | None:
+        differing(given, "an earlier label is the same: give each label once")
+        return given
+
     @property
     def pairs(self) -> list[tuple[str, str]] | None:
         """The pairs of texts to compare; None for a query and items."""
@@ -95,9 +102,6 @@ class ScoreBody(Strict):
             isinstance(self.query, str) != isinstance(item, str) for item in self.items[:1]
         ):
             raise ValueError("query and items must both be texts, or both be token ids")
-        labels = self.labels or self.label_token_ids or []
-        if len(set(labels)) < len(labels):
-            raise ValueError("each label must differ from the others")
         return self
 
     def _pairs_fit(self, given: list[list[str]]) -> ScoreBody:
@@ -120,8 +124,11 @@ class ScoreBody(Strict):
 def questions_of(body: ScoreBody) -> list[Question]:
     """Return what the engine is asked, an item or a pair each."""
     if (pairs := body.pairs) is not None:
-        second = "text_2" if body.text_2 is not None else "documents"
-        return [question(one, other, None, f"{second}.{at}") for at, (one, other) in enumerate(pairs)]
+        first, second = ("text_1", "text_2") if body.text_2 is not None else ("queries", "documents")
+        return [
+            question(one, other, None, _entry(body, second, at), _entry(body, first, at))
+            for at, (one, other) in enumerate(pairs)
+        ]
     labels: tuple[Prompt, ...] = (
         tuple(body.labels)
         if body.labels is not None
@@ -130,9 +137,23 @@ def questions_of(body: ScoreBody) -> list[Question]:
     named = "labels" if body.labels is not None else "label_token_ids"
     items: Seq[str | list[int]] = body.items or ()
     return [
-        Question(labels, prompt=_joined(body, item), place=f"items.{at}", labels_place=named)
+        Question(
+            labels,
+            prompt=_joined(body, item),
+            place=f"items.{at}",
+            labels_place=named,
+            longest=longest_of({f"items.{at}": len(item), "query": len(body.query)}),
+        )
         for at, item in enumerate(items)
     ]
+
+
+def _entry(body: ScoreBody, name: str, at: int) -> str:
+    """Return where a field has the text of pair `at`: a field may have one text for all pairs."""
+    given = getattr(body, name)
+    if isinstance(given, str):
+        return name
+    return f"{name}.{at if len(given) > 1 else 0}"
 
 
 def _joined(body: ScoreBody, item: str | list[int]) -> Prompt:
