@@ -40,9 +40,9 @@ CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
     "/v1/models",
 )
 IGNORED_HEADER = "x-nearfar-ignored"
-ESTIMATED_HEADER = "x-nearfar-estimated"
-"""Names the figures of an answer that are estimates."""
 """The header in which a nearfar server names the fields of a request that it ignored."""
+ESTIMATED_HEADER = "x-nearfar-estimated"
+"""The header in which a nearfar server names the figures of an answer that are estimates."""
 RESPONSES, MESSAGES, OPENAPI = "/v1/responses", "/v1/messages", "/openapi.json"
 NATIVE = (
     RESPONSES, f"{RESPONSES}/input_tokens", MESSAGES, f"{MESSAGES}/count_tokens", "/v1/rerank", "/v2/rerank",

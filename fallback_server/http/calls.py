@@ -284,7 +284,7 @@ class TrackedCall:
             raise error
         self.wanted = replace(self.wanted, model=asked.id, without=self.wanted.model)
         try:
-            prepared = self._prepared = await self.service.engine.prepare(self.wanted)
+            prepared = await self._tokens()
         except EngineError:
             self.wanted = replace(self.wanted, model=self.wanted.without)
             raise error from None

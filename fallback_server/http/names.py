@@ -108,14 +108,25 @@ def _tool_place(sent: Any, name: str) -> str:
     """Return where a request has the function of a name, in a chat completion's form, Anthropic's or that of
     the Responses API. The function of a namespace has both names.
     """
-    given = sent.get("tools") if isinstance(sent, dict) else None
-    for at, tool in enumerate(each for each in given or () if isinstance(each, dict)):
-        if name in (tool.get("name"), (tool.get("function") or {}).get("name")):
+    for at, tool in _objects(sent, "tools"):
+        function = tool.get("function")
+        inside = function.get("name") if isinstance(function, dict) else None
+        if name in (tool.get("name"), inside):
             return f"tools.{at}"
-        for place, inner in enumerate(tool.get("tools") or ()):
-            if joined(tool.get("name"), inner.get("name") or "") == name:
+        for place, inner in _objects(tool, "tools"):
+            if joined(str(tool.get("name") or ""), str(inner.get("name"))) == name:
                 return f"tools.{at}.tools.{place}"
     return "tools"
+
+
+def _objects(given: Any, field: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the objects in a list of the client's, each with its index; other values may have any form."""
+    entries = given.get(field) if isinstance(given, dict) else None
+    return [
+        (at, each)
+        for at, each in enumerate(entries if isinstance(entries, list) else ())
+        if isinstance(each, dict)
+    ]
 
 
 def _own(names: Sequence[str], sent: Any) -> str:

@@ -80,6 +80,7 @@ def test_an_answer_to_loading_a_model_has_the_field_of_its_path(
 ) -> None:
     answer = http.post(path, json={"model": "echo"}).json()
     assert (answer["done_reason"], has in answer, lacks in answer) == ("load", True, False)
+    assert http.post(path, json={"model": "another"}).status_code == 404
 
 
 def test_items_of_one_request_have_different_ids(http: TestClient) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from nearfar.auto_models import auto_models
@@ -17,6 +18,7 @@ from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo, Prepa
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.fields import Strict
 from nearfar.fallback_server.http.ignoring import HEADER
+from nearfar.fallback_server.http.names import in_own_words
 from scripts.server_fields import PATHS
 from tests.support.bodies import BASES, QUESTION
 from tests.support.turns import share
@@ -340,3 +342,12 @@ def _all(kind: type[Strict]) -> Iterator[type[Strict]]:
     yield kind
     for each in kind.__subclasses__():
         yield from _all(each)
+
+
+def test_ignored_fields_of_any_form_do_not_hide_the_place_of_a_tool() -> None:
+    request = Request({"type": "http", "path": MESSAGES, "headers": [], "state": {}})
+    request.state.sent = {
+        "tools": [5, {"name": 5, "function": "g", "tools": [5, {"name": 5}]}, {"name": "g", "tools": 5}]
+    }
+    said = "tools: the JSON schema of 'g' cannot be enforced at #: 'not'"
+    assert in_own_words(request, said, "tools") == (said.replace("tools", "tools.2"), "tools")

@@ -141,9 +141,9 @@ def _name(service: Service, request: Request, given: str | None) -> str:
 
 def _loaded(service: Service, request: Request, given: str | None, said: Record) -> Response:
     """Answer a request that only loads a model: all models are loaded already. `said`: the field with the
-    text of the path's other answers.
+    text of the path's other answers. Raises ApiError with 404 for an unknown model.
     """
-    name = _name(service, request, given)
+    name = service.model(_name(service, request, given), tenant_of(request)).id
     return JSONResponse({"model": name, "created_at": now(), **said, "done": True, "done_reason": "load"})
 
 
