@@ -6,8 +6,9 @@ Rows are bytes with a scale for every 32 inputs (rounded.py); a code of the matr
 
 where the products of codes and bytes are exact integers, and the bias is multiplied by the sum of the rounded
 inputs. One mask makes a word of four codes that are `apart` inputs apart (two for q4), and the rows' words
-are made of the same inputs. Codes of 8 bits have their sign bit inverted, so 128 times the sum is added.
-Without biases the bias is -zero times the scale: codes of 8 bits then need no sum.
+are made of the same inputs. Values of a table then take the place of their codes. Codes of 8 bits have their
+sign bit inverted, so 128 times the sum is added. Without biases the bias is -zero times the scale: codes of 8
+bits then need no sum.
 
 For 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
 memory, and load the next one while they multiply: a thread adds integers of 32 inputs for four rows by four
@@ -22,6 +23,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.scales import Table
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
@@ -46,12 +48,14 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     clear,
     f32x4,
     joined,
+    number_of,
     of_numbers,
     quarter,
     scale_buffer,
     spread,
     word_buffer,
 )
+from nearfar.targets.gpu.kernels.tables import value_bits
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 
 DOT = "dot4I8Packed"
@@ -159,6 +163,8 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                 value = words[j] ^ _bits(sign)
                 if apart > 1:
                     value = T.shift_right(value, _bits(part * bits)) & _bits(0x01010101 * ((1 << bits) - 1))
+                if matrix.scales.table is not None:
+                    value = values_of_bytes(matrix.scales.table, value)
                 T.buffer_store(wt, value, [(first + part) * wide + index % wide])
 
         def of_groups(j, index):
@@ -265,6 +271,17 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
 def _others(job: Linear) -> list[str]:
     """The names of parameters other than the rows and their norm."""
     return [name for name in params(job) if name not in ("x", "norm")]
+
+
+def values_of_bytes(table: Table, codes):
+    """The values of four codes in the bytes of each word, as bytes."""
+    made = None
+    for byte in range(BYTES):
+        code = T.shift_right(codes, _bits(8 * byte)) & _bits(0xFF)
+        value = value_bits(table, number_of(code)) & _bits(0xFF)
+        value = T.shift_left(value, _bits(8 * byte))
+        made = value if made is None else T.Bind(made | value)
+    return made
 
 
 def _dot(a, b):

@@ -16,8 +16,9 @@ from typing import Any
 from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.common import fma
 from nearfar.targets.gpu.kernels.script.text import local_array
-from nearfar.targets.gpu.kernels.script.vectors import WIDTH, ColumnReader, at, clear, fma, spread, total
+from nearfar.targets.gpu.kernels.script.vectors import WIDTH, ColumnReader, at, clear, spread, total
 
 F32X4, U32X4 = f"float32x{WIDTH}", f"uint32x{WIDTH}"
 

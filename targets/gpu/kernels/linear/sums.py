@@ -31,7 +31,7 @@ from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
-from nearfar.targets.gpu.kernels.common import ceil_div
+from nearfar.targets.gpu.kernels.common import ceil_div, fma
 from nearfar.targets.gpu.kernels.linear.halves import Halves, in_pairs
 from nearfar.targets.gpu.kernels.linear.products import F32X4, ChunkSums, Inputs, TileProducts
 from nearfar.targets.gpu.kernels.script.scales import GroupRegisters, GroupScales
@@ -41,7 +41,6 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     ColumnReader,
     clear,
     f32x4,
-    fma,
     number,
     or_zero,
     scale_buffer,
