@@ -1,8 +1,8 @@
 """The integers that codes stand for, where a matrix's scheme has a table (format.scales.TABLES).
 
-GPUs compute them: the values lie near a polynomial of the codes, and the integers nearest to it are exactly
-the values. An array with a computed index would be a load for each weight, since drivers keep constant arrays
-in memory (docs/decisions/0028).
+They are computed: the values lie near a polynomial of the codes, and the integers nearest to it are exactly
+the values. Constant arrays would be loads: drivers keep those with computed indices in memory. Kernels that
+use a value for few products look it up in workgroup memory (linear/lookup.py; docs/decisions/0028).
 """
 
 # mypy: ignore-errors
@@ -37,6 +37,12 @@ def value_bits(table: Table, codes):
     for factor in reversed(factors):
         made = _added(made, code, _like(code, constant(factor)))
     return T.reinterpret(_kind(code, "uint32"), made)
+
+
+def byte_of(table: Table, codes):
+    """The values of codes (float32, a number or a vector) as the bits of int8, uint32."""
+    bits = value_bits(table, codes)
+    return bits & _like(bits, T.uint32((1 << VALUE_BITS) - 1))
 
 
 def value_of(table: Table, codes):

@@ -23,7 +23,6 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.format.scales import Table
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
@@ -31,6 +30,7 @@ from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.kernels.common import ceil_div, select
 from nearfar.targets.gpu.kernels.linear.epilogue import VALUES, epilogue, sides
 from nearfar.targets.gpu.kernels.linear.layout import params
+from nearfar.targets.gpu.kernels.linear.lookup import Lookup
 from nearfar.targets.gpu.kernels.linear.rounded import (
     BYTES,
     INPUTS,
@@ -48,14 +48,12 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     clear,
     f32x4,
     joined,
-    number_of,
     of_numbers,
     quarter,
     scale_buffer,
     spread,
     word_buffer,
 )
-from nearfar.targets.gpu.kernels.tables import value_bits
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 
 DOT = "dot4I8Packed"
@@ -96,7 +94,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
     x_fills, w_fills, s_fills, r_fills = (ceil_div(n, threads) for n in (x_size, w_size, s_size, plan.rows))
 
     # Integer scales are in workgroup memory as numbers, others as they were loaded.
-    group_scales = GroupScales(matrix, s_fills)
+    group_scales, lookup = GroupScales(matrix, s_fills), Lookup(matrix, "uint32")
     s_each, s_dtype = (matrix.scales.values, f"float32x{WIDTH}") if group_scales.levels else (1, scale_dtype)
 
     # These write statements into the kernel below, unrolled.
@@ -163,8 +161,8 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                 value = words[j] ^ _bits(sign)
                 if apart > 1:
                     value = T.shift_right(value, _bits(part * bits)) & _bits(0x01010101 * ((1 << bits) - 1))
-                if matrix.scales.table is not None:
-                    value = values_of_bytes(matrix.scales.table, value)
+                if lookup.table:
+                    value = values_of(lookup, value)
                 T.buffer_store(wt, value, [(first + part) * wide + index % wide])
 
         def of_groups(j, index):
@@ -239,7 +237,9 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                         whole = T.alloc_local((own * each,), "int32x4")
                         rows = T.alloc_local((own,), "uint32x4")
                         value = T.alloc_local((VALUES,), "float32")
+                        lookup.declare()
                         thread: T.let = ty * lanes + tx
+                        lookup.fill(thread, threads)
                         clear(acc, own * each)
                         load_tile((xs, words, scale, factors), x, scales, w0, w1, 0, thread, bx, by)
                         for tile in T.serial(tiles):
@@ -273,14 +273,12 @@ def _others(job: Linear) -> list[str]:
     return [name for name in params(job) if name not in ("x", "norm")]
 
 
-def values_of_bytes(table: Table, codes):
+def values_of(lookup: Lookup, codes):
     """The values of four codes in the bytes of each word, as bytes."""
-    made = None
-    for byte in range(BYTES):
-        code = T.shift_right(codes, _bits(8 * byte)) & _bits(0xFF)
-        value = value_bits(table, number_of(code)) & _bits(0xFF)
-        value = T.shift_left(value, _bits(8 * byte))
-        made = value if made is None else T.Bind(made | value)
+    codes, made = T.Bind(codes), None
+    for shift in range(0, 8 * BYTES, 8):
+        value = lookup.of(T.shift_right(codes, _bits(shift)) & _bits(0xFF))
+        made = value if made is None else T.Bind(made | T.shift_left(value, _bits(shift)))
     return made
 
 

@@ -173,8 +173,7 @@ class ColumnReader:
 
     def weight(self, word: list, e: int, lifted: list):
         """Weight or code `e` of a unit with the words `word`, float32x4. `lifted`: halves of placed codes.
-        Codes without biases are centred: the code that stands for 0 is subtracted; those with a table become
-        its values.
+        Codes without biases are centred: the code that stands for 0 is subtracted.
 
         No integer is converted: masking, subtracting and multiplying run at full rate on every GPU, a
         conversion at a quarter or an eighth of it on some. A masked code adds its value times 2^place to
@@ -190,11 +189,17 @@ class ColumnReader:
         half, place = divmod(e * bits, HALF_WORD)
         mask = ((1 << bits) - 1) << place | ~((1 << MANTISSA) - 1) & 0xFFFFFFFF
         made = T.reinterpret(f"float32x{WIDTH}", lifted[half] & _bits(mask))
-        if place:
-            code = fma(made, number(0.5**place), number(-(1 << MANTISSA - place) - zero))
-        else:
-            code = made - number((1 << MANTISSA) + zero)
-        return of_table(self.matrix, code)
+        if not place:
+            return made - number((1 << MANTISSA) + zero)
+        return fma(made, number(0.5**place), number(-(1 << MANTISSA - place) - zero))
+
+    def whole(self, word: list, e: int):
+        """Code `e` of a unit with one plane, uint32x4."""
+        bits, last = self.matrix.bits, self.inputs - 1
+        shifted = T.shift_right(word[0], _bits(e * bits)) if e else word[0]
+        if e == last:  # its highest bit is stored inverted, see packing.SIGN_BIT
+            return shifted ^ _bits(1 << bits - 1)
+        return shifted & _bits((1 << bits) - 1)
 
     def _split_code(self, word: list, e: int):
         """Code `e` of a unit with two planes."""
@@ -250,7 +255,7 @@ class Slices:
 
     def weight(self, word, first, e: int):
         """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32.
-        Codes are centred, or looked up in a table, as those of a ColumnReader.
+        Codes without biases are centred, as those of a ColumnReader; those with a table become its values.
         """
         if self.matrix.bits == 32:
             return word[e]
@@ -266,12 +271,8 @@ class Slices:
             part = T.shift_right(held, spread(shift)) & _bits((1 << bits) - 1)
             code = part if code is None else code | T.shift_left(part, _bits(below))
             at_word, below = at_word + count, below + bits
-        return of_table(self.matrix, number_of(code, self.matrix.zero))
-
-
-def of_table(matrix: Matrix, codes):
-    """The values of codes in a matrix's table, float32x4; the codes themselves if it has none."""
-    return codes if matrix.scales.table is None else value_of(matrix.scales.table, codes)
+        code = number_of(code, self.matrix.zero)
+        return value_of(self.matrix.scales.table, code) if self.matrix.scales.table else code
 
 
 def number_of(codes, zero: int = 0):
