@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from codecs import BOM_UTF8
 from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel
-from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.parameters import SAMPLING
@@ -23,7 +23,7 @@ from nearfar.fallback_server.http.errors import JSON, ApiError, no_object
 from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.json_text import parsed
-from nearfar.fallback_server.http.json_words import wrong_json
+from nearfar.fallback_server.http.json_words import read_json
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
     CompletionFields,
@@ -38,6 +38,10 @@ from nearfar.json_size import json_bytes
 
 LARGE = 64 << 10
 """Bytes of a body from which on it is parsed in a thread, so that other requests do not wait."""
+
+
+_JSON = re.compile(r"\s*application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE | re.ASCII)
+"""The media types that FastAPI reads as JSON."""
 
 
 class JsonRequest(Request):
@@ -59,7 +63,8 @@ class JsonRequest(Request):
             self.model = model
 
     async def json(self) -> Any:
-        """Return the body. Raises ApiError with 400 for invalid JSON.
+        """Return the body. Raises ApiError with 400 for invalid JSON, and for a body of another type: a page
+        of any site can send such a body without asking first.
 
         A large body is also validated in the thread, and FastAPI takes the instance as it is. If that fails,
         FastAPI validates the data again and reports the errors.
@@ -73,6 +78,9 @@ class JsonRequest(Request):
                 None,
                 "unsupported_encoding",
             )
+        kind = self.headers.get("content-type")
+        if not _JSON.match(kind or ""):
+            raise no_object("is not JSON", kind)
         body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
             self.read = made = parsed(body, self.max_depth)
@@ -242,11 +250,10 @@ def _guided(
 ) -> Grammar | None:
     if isinstance(schema, str):
         try:
-            schema = from_json(schema, allow_inf_nan=False)
+            schema = read_json(schema.encode())
         except ValueError as error:
             place = param if param.endswith("json") else f"{param}.json"
-            said = wrong_json(schema.encode(), str(error))
-            raise RequestError(f"{place}: the schema is not valid JSON: {said}", param) from error
+            raise RequestError(f"{place}: the schema is not valid JSON: {error}", param) from error
     if schema is not None:
         return Grammar("json_schema", _small(schema, param))
     if choice is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-
-from pydantic_core import from_json
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.choosing import AutoModels, Standing
-from nearfar.fallback_server.http.json_words import wrong_json
+from nearfar.fallback_server.http.json_words import read_json
 from nearfar.routing.decision import decide
 from nearfar.routing.difficulty.score import messages_to_prompt, score
 from nearfar.routing.policy import Policy
@@ -35,10 +34,9 @@ def _policy(path: Path | None) -> Policy:
     except OSError as error:
         raise RequestError(f"--auto-policy {path} cannot be read: {error}") from error
     try:
-        policy = Policy.parse(from_json(data, allow_inf_nan=False))
+        policy = Policy.parse(read_json(data))
     except ValueError as error:
-        said = wrong_json(data, str(error))
-        raise RequestError(f"--auto-policy {path} is not valid JSON: {said}") from error
+        raise RequestError(f"--auto-policy {path} is not valid JSON: {error}") from error
     except RequestError as error:
         raise RequestError(f"--auto-policy {path}: {error}", error.param) from error
     if policy.router is not None:
@@ -59,12 +57,24 @@ class Chooser:
         self._policy = policy
 
     def __call__(self, request: EngineRequest, tokens: int, small: Standing, large: Standing) -> bool | None:
-        """Whether the large model answers; None where neither can."""
+        """Whether the large model answers; None where neither can.
+
+        Lengths are estimates: where they leave no model, the one with the longer context answers, or says
+        that the prompt is too long.
+        """
         asked = RouteRequest(
             tokens,
             request.max_tokens or self._policy.default_max_tokens,
             difficulty=score(_prompt(request)),
         )
+        anyhow = [(replace(small, context=0), large), (small, replace(large, context=0))]
+        if (large.context or UNKNOWN) >= (small.context or UNKNOWN):
+            anyhow.reverse()
+        found = (self._chosen(asked, *standings) for standings in ((small, large), *anyhow))
+        return next((each for each in found if each is not None), None)
+
+    def _chosen(self, asked: RouteRequest, small: Standing, large: Standing) -> bool | None:
+        """Whether the policy chooses the large model; None where it chooses none."""
         device = DeviceState(
             small.up, None if small.up else "down", small.context or UNKNOWN, UNKNOWN, FEATURES,
         )  # fmt: skip
