@@ -33,7 +33,7 @@ def turn(engine: Engine, prompt: list[int]) -> tuple[float, list[int]]:
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
     for token in engine.generate(prompt, sampling):
         first = first or time.perf_counter() - start
-        answer.append(int(token))
+        answer.append(token.token)
     return first, answer
 
 

@@ -14,20 +14,19 @@ from tvm_ffi import StructuralKey
 
 from nearfar.build.program import operators
 from nearfar.build.program.passes import NamedPass, run_flow
-from nearfar.build.program.passes.elementwise import Elementwise
+from nearfar.build.program.passes.elementwise import RowSchedule
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.build.program.plan import plan_of, share_workspace
-from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.contract import SHARED_FROM, Stage, Staged
 from nearfar.kernels.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.kernels.program import LoweredPlan
 from nearfar.kernels.quantized import Matrix, PackedArray
 from nearfar.step.operation import Activation
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import _object, llvm_target, native
-from nearfar.targets.cpu.kernels.vec import MANY
 from nearfar.targets.cpu.tir_passes import PIPELINE
 from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.gpu import variant
@@ -465,9 +464,9 @@ def _gated(rows: int) -> tvm.IRModule:
 
 
 def test_kernels_of_tvm_have_no_arrays_on_a_processor_and_threads_share_many_rows() -> None:
-    for rows, kind in ((MANY - 1, tirx.ForKind.SERIAL), (MANY, tirx.ForKind.PARALLEL)):
+    for rows, kind in ((SHARED_FROM - 1, tirx.ForKind.SERIAL), (SHARED_FROM, tirx.ForKind.PARALLEL)):
         with tvm.target.Target("llvm"):
-            (func,) = dlight.ApplyDefaultSchedule(Elementwise())(_gated(rows)).functions.values()
+            (func,) = dlight.ApplyDefaultSchedule(RowSchedule())(_gated(rows)).functions.values()
         assert not func.body.block.alloc_buffers
         outer = func.body.block.body
         assert (outer.extent, outer.kind) == (rows, kind)

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.s_tir import dlight
 
 from nearfar.build.program.passes.activations import rules
-from nearfar.build.program.passes.elementwise import Elementwise
+from nearfar.build.program.passes.elementwise import RowSchedule
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
 from nearfar.build.program.passes.project import Bundled, FuseProjection
@@ -36,7 +36,7 @@ class NamedPass:
 def compile_flow(kernels: Kernels, bundled: Bundled, *, gpu: bool) -> list[NamedPass]:
     """All passes in order. At the end a function is a sequence of kernel calls over planned storage."""
     on_gpu = (dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback())
-    schedule = on_gpu if gpu else (Elementwise(),)
+    schedule = on_gpu if gpu else (RowSchedule(),)
     return [
         NamedPass("fuse-residual", "x + linear(y), or x + norm(y), becomes one kernel", FuseResidual()),
         NamedPass("fuse-gate", "activation(gate)·up joins the matmul that makes them", FuseGate()),

@@ -6,10 +6,10 @@ from tvm import s_tir, target, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.dlight.base import ScheduleRule, try_inline
 
-from nearfar.targets.cpu.kernels.vec import MANY
+from nearfar.kernels.contract import SHARED_FROM
 
 
-class Elementwise(ScheduleRule):
+class RowSchedule(ScheduleRule):
     """Computes each element at once, and lets threads share the rows where there are many.
 
     Without a schedule each operation of a fused kernel has an array of its own, as large as the step's rows:
@@ -26,6 +26,6 @@ class Elementwise(ScheduleRule):
             return None
         for block in try_inline(schedule, blocks):
             rows = schedule.get_loops(block.block_rv)[0]
-            if int(schedule.get(rows).extent) >= MANY:
+            if int(schedule.get(rows).extent) >= SHARED_FROM:
                 schedule.parallel(rows)
         return schedule

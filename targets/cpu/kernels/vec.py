@@ -17,12 +17,11 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.contract import SHARED_FROM
+
 LANES = 16
 ROWS = LANES  # output rows of a packed block: a vector of accumulators
 Expr = Any  # tirx expressions carry their operators at run time only
-
-MANY = 16
-"""Rows from which waking threads pays off."""
 
 I32X16, U32X16, F32X16 = "int32x16", "uint32x16", "float32x16"
 
@@ -44,8 +43,8 @@ def rows(m: Expr) -> Any:
     too.
     """
     if isinstance(m, int):
-        return parallel(m) if m >= MANY else T.serial(0, m)
-    return parallel(m, tirx.Select(m < MANY, i32(1), m))
+        return parallel(m) if m >= SHARED_FROM else T.serial(0, m)
+    return parallel(m, tirx.Select(m < SHARED_FROM, i32(1), m))
 
 
 def parallel(extent: Expr, told: Expr | None = None) -> Any:
