@@ -1,9 +1,9 @@
 /* How a thread treats subnormal float32 numbers, whose magnitude is below 1.2e-38.
  *
- * On x86 an operation with a subnormal input or result takes a hundred cycles or more. SiLU of -80 times a small
- * number is as small, and the scale of a group of such inputs is smaller: the products of a down projection with
- * such inputs took twice as long. Kernels therefore take subnormal numbers as zero. Conversions of float16 are not
- * affected: subnormal float16 numbers, which scales of matrices can be, are normal as float32.
+ * On x86 an operation with a subnormal input or result takes a hundred cycles or more. SiLU of -80 is 1e-33, and the
+ * scale of a group of such inputs is subnormal: the products of a down projection took twice as long. Kernels
+ * therefore take subnormal numbers as zero. Conversions of float16 are not affected: subnormal float16 numbers, which
+ * scales of matrices can be, are normal as float32.
  */
 #ifndef NF_SUBNORMALS_H
 #define NF_SUBNORMALS_H
