@@ -128,7 +128,7 @@ class TrackedCall:
 
     async def _forward(self, forward: Callable[[Prepared], ForwardedRequest], stream: bool) -> Response:
         async def begin() -> tuple[AsyncGenerator[ForwardedChunk, None], ForwardedChunk]:
-            prepared = await self._prepare()
+            prepared = await (self._tokens() if self.wanted.most_tokens is not None else self._prepare())
             while True:
                 made = self._forwarded = forward(prepared)
                 parts = made.parts()
@@ -388,7 +388,7 @@ class TrackedCall:
         for name in (self.wanted.id, self._known_as):
             if service.live.get(name) is self:
                 del service.live[name]
-        self._ticket.leave(usage.completion)
+        self._ticket.leave(usage.completion, usage.prompt)
         seconds = self.times.total
         if self._metrics is None:
             service.metrics.unanswered(outcome, "" if self._listed is None else self._listed.id)

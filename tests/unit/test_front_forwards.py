@@ -177,6 +177,18 @@ def test_an_estimated_count_is_marked(front: Front, path: str) -> None:
         assert counted.headers["x-nearfar-estimated"] == "input_tokens"
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_a_body_that_does_not_say_it_is_json_is_not_forwarded(front: Front, kind: str | None) -> None:
+    """A page of any site may send such a body without asking first."""
+    with server({"/v1/rerank": ["model", "query"]}, reply("200 OK", RANKED)) as cloud:
+        client = front(cloud)
+        headers = {} if kind is None else {"Content-Type": kind}
+        for path in ("/v1/rerank", "/v1/chat/completions"):
+            answered = client.post(path, content=b'{"model": "m"}', headers=headers)
+            assert (answered.status_code, "the header Content-Type says so" in answered.text) == (400, True)
+        assert cloud.posts() == []
+
+
 def test_tokens_after_a_stored_response_are_counted_here(front: Front) -> None:
     path = "/v1/responses/input_tokens"
     with server({path: ["model"]}, reply("200 OK", {"input_tokens": 30})) as cloud:

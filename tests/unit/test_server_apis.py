@@ -412,7 +412,16 @@ def test_small_endpoints(http: httpx.Client) -> None:
     tokens = http.post("/tokenize", json={"prompt": "Hello", "return_token_strs": True}).json()
     assert (tokens["count"], tokens["token_strs"]) == (5, list("Hello"))
     assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "Hello"}
-    assert http.post("/tokenize", json={"messages": HELLO}).json()["count"] == 9
+    talk = http.post("/tokenize", json={"messages": HELLO, "return_token_strs": True}).json()
+    assert talk["count"] == 9
+    assert http.post("/detokenize", json={"tokens": talk["tokens"]}).json()["prompt"] == "".join(
+        talk["token_strs"]
+    )
+    for path, body in (
+        ("/v1/messages/count_tokens", {"messages": HELLO}),
+        ("/v1/responses/input_tokens", {"input": "Hello"}),
+    ):
+        assert "x-nearfar-estimated" not in http.post(path, json=body).headers
     assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
     far = http.post("/detokenize", json={"tokens": [99999]})
     assert (far.status_code, "outside the vocabulary" in far.text) == (400, True)

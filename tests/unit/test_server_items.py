@@ -44,7 +44,9 @@ def test_the_content_of_a_listed_message_is_always_a_list_of_parts(
     _, item = http.get(f"{RESPONSES}/{name}/input_items").json()["data"]
     assert (item["type"], item["role"], item["content"]) == ("message", role, [part])
     reference = {"type": "item_reference", "id": item["id"]}
-    assert http.post(RESPONSES, json={"input": [reference]}).status_code == 200
+    for without in ({}, {"type": None}):
+        assert http.post(RESPONSES, json={"input": [{**reference, **without}]}).status_code == 200
+    assert http.post(RESPONSES, json={"input": [{"id": item["id"]}]}).status_code == 200
 
 
 def test_the_error_about_a_deleted_response_gives_no_advice_for_a_conversation(http: TestClient) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.responses.asking import ITEMS, LOGPROBS, TEXTS
+from nearfar.edge_runtime.openai.responses.kept import is_reference
 from nearfar.fallback_server.http.apis.asking import Record, kept_of, known_of, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
@@ -143,6 +144,16 @@ Item = Annotated[
     | Annotated[ReferenceItem, Tag("item_reference")],
     by("type", missing="message"),
 ]
+
+
+def typed(given: Any) -> Any:
+    """Return items with the type of references that lack it."""
+    if not isinstance(given, list):
+        return given
+    return [
+        {**item, "type": "item_reference"} if isinstance(item, dict) and is_reference(item) else item
+        for item in given
+    ]
 
 
 class FunctionTool(FunctionSpec):
@@ -278,7 +289,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     @field_validator("input", mode="wrap")
     @classmethod
     def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        made = known_of(given, "input", ITEMS, handler)
+        made = known_of(typed(given), "input", ITEMS, handler)
         differing(given, "an earlier item has this id: give each item its own", "id")
         return made
 
