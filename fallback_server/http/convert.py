@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel
-from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.parameters import SAMPLING
@@ -23,7 +22,7 @@ from nearfar.fallback_server.http.errors import JSON, ApiError, no_object
 from nearfar.fallback_server.http.fields import Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.json_text import parsed
-from nearfar.fallback_server.http.json_words import wrong_json
+from nearfar.fallback_server.http.json_words import read_json
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
     CompletionFields,
@@ -242,11 +241,10 @@ def _guided(
 ) -> Grammar | None:
     if isinstance(schema, str):
         try:
-            schema = from_json(schema, allow_inf_nan=False)
+            schema = read_json(schema.encode())
         except ValueError as error:
             place = param if param.endswith("json") else f"{param}.json"
-            said = wrong_json(schema.encode(), str(error))
-            raise RequestError(f"{place}: the schema is not valid JSON: {said}", param) from error
+            raise RequestError(f"{place}: the schema is not valid JSON: {error}", param) from error
     if schema is not None:
         return Grammar("json_schema", _small(schema, param))
     if choice is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+from pydantic_core import from_json
 
 from nearfar.fallback_server.http.words import SHOWN, printable
 
@@ -37,6 +40,14 @@ _SAID = {
 """The parser's messages in words for the author of the JSON, with the place and the text found there."""
 _NO_WORDS = {"None": "null", "True": "true", "False": "false"}
 _NO_NUMBERS = ("NaN", "Infinity", "nan", "inf", "undefined")
+
+
+def read_json(text: bytes) -> Any:
+    """Return the value that a JSON text stands for. Raises ValueError with words for the text's author."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise ValueError(wrong_json(text, str(error))) from error
 
 
 def wrong_json(text: bytes, message: str) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic_core import from_json
-
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.choosing import AutoModels, Standing
-from nearfar.fallback_server.http.json_words import wrong_json
+from nearfar.fallback_server.http.json_words import read_json
 from nearfar.routing.decision import decide
 from nearfar.routing.difficulty.score import messages_to_prompt, score
 from nearfar.routing.policy import Policy
@@ -35,10 +33,9 @@ def _policy(path: Path | None) -> Policy:
     except OSError as error:
         raise RequestError(f"--auto-policy {path} cannot be read: {error}") from error
     try:
-        policy = Policy.parse(from_json(data, allow_inf_nan=False))
+        policy = Policy.parse(read_json(data))
     except ValueError as error:
-        said = wrong_json(data, str(error))
-        raise RequestError(f"--auto-policy {path} is not valid JSON: {said}") from error
+        raise RequestError(f"--auto-policy {path} is not valid JSON: {error}") from error
     except RequestError as error:
         raise RequestError(f"--auto-policy {path}: {error}", error.param) from error
     if policy.router is not None:
