@@ -3,9 +3,8 @@
 They work in float32 (bfloat16 is slow on a processor) and on nearfar's calibration text instead of one that
 they would download; what they give is stored in float16, as mlx_lm would.
 
-The wheel of mlx-cpu brings the reference BLAS, which multiplies at a tenth of OpenBLAS' speed. Those that run
-the model many times (dynamic, awq, dwq) take minutes on classics-1M with LD_PRELOAD=libopenblas.so.0;
-without, dynamic was not done in four.
+The wheel of mlx-cpu brings the reference BLAS, which multiplies at a sixteenth of OpenBLAS' speed (8 and 122
+GFLOP/s on one core): run the calibrated ones with LD_PRELOAD=libopenblas.so.0.
 """
 
 from __future__ import annotations
