@@ -161,16 +161,20 @@ class TextCodec:
             return ""
         return text.rpartition(_MARK)[2] if _MARK in text else ""
 
-    def decode(self, tokens: Seq[int]) -> str:
-        """The text of tokens, without special tokens."""
+    def decode(self, tokens: Seq[int], special: bool = False) -> str:
+        """The text of tokens. `special`: with special tokens, too."""
         try:
-            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=not special))
         except BaseException as error:
             raise _refusal(error, "the model's tokenizer.json cannot decode a text") from error
 
     def undecided(self, text: str) -> int:
         """The number of characters at the end of a decoded text that a following token may still change."""
         return max((overlap(text, part) for part in self._replaced), default=0)
+
+    def name(self, token: int) -> str:
+        """The token as tokenizer.json writes it; empty for a token without an entry there."""
+        return str(self.tokenizer.id_to_token(token) or "")
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""

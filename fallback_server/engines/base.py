@@ -130,9 +130,9 @@ class TokenUsage:
 class Prepared:
     """A request that an engine will take, with its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once. Engines without a tokenizer estimate it, leave `prompts` empty,
-    and give the first characters of the prompt as `beginning`. `labels`, by prompt: tokens of the labels to
-    score after it; they count as tokens of the prompt.
+    `prompt_tokens` counts each prompt once. Engines without a tokenizer estimate it (`estimated`), leave
+    `prompts` empty, and give the first characters of the prompt as `beginning`. `labels`, by prompt: tokens
+    of the labels to score after it; they count as tokens of the prompt.
     """
 
     request: EngineRequest
@@ -144,11 +144,7 @@ class Prepared:
     """Fields of the request without effect: hints that the chat template does not follow."""
     beginning: str = ""
     labels: tuple[tuple[tuple[int, ...], ...], ...] = ()
-
-    @property
-    def estimated(self) -> bool:
-        """Whether `prompt_tokens` is an estimate, because the tokenizer is elsewhere."""
-        return not self.prompts
+    estimated: bool = False
 
 
 class Answers(Protocol):
@@ -257,10 +253,14 @@ class ServerEngine(Protocol):
         """
         ...
 
-    async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
-        """Return the text of each list of tokens. Raises RequestError where the model's tokenizer is not
-        here.
+    async def text_of(self, tokens: Seq[int]) -> str:
+        """Return the text of tokens, special tokens included. Raises RequestError where the model's tokenizer
+        is not here.
         """
+        ...
+
+    async def names_of(self, tokens: Seq[int]) -> list[str]:
+        """Return each token in the vocabulary's spelling. Raises RequestError as `text_of` does."""
         ...
 
     def stats(self) -> BackendStats:

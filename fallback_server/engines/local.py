@@ -250,16 +250,21 @@ class LocalEngine:
         """
         return self._pooling or asked if asked == "model" else asked
 
-    async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
-        """Return the text of each list of tokens. Raises RequestError for ids outside the vocabulary."""
+    async def text_of(self, tokens: Seq[int]) -> str:
+        """Return the text of tokens, special tokens included. Raises RequestError for ids outside the
+        vocabulary.
+        """
         vocab = self.backend.info.vocab_size
-        for each in tokens:
-            if (wrong := outside(each, vocab)) is not None:
-                raise RequestError(
-                    f"tokens.{wrong}: token id {each[wrong]} is outside the vocabulary of {vocab} tokens",
-                    "tokens",
-                )
-        return await asyncio.to_thread(lambda: [self.codec.decode(list(each)) for each in tokens])
+        if (wrong := outside(tokens, vocab)) is not None:
+            raise RequestError(
+                f"tokens.{wrong}: token id {tokens[wrong]} is outside the vocabulary of {vocab} tokens",
+                "tokens",
+            )
+        return await asyncio.to_thread(self.codec.decode, tokens, True)
+
+    async def names_of(self, tokens: Seq[int]) -> list[str]:
+        """Return each token in the vocabulary's spelling."""
+        return await asyncio.to_thread(lambda: [self.codec.name(token) for token in tokens])
 
     def stats(self) -> BackendStats:
         """The backend's figures."""

@@ -156,7 +156,7 @@ class UpstreamEngine:
         if self.options.auto is not None and request.model == AUTO:
             high = await beside(lambda: high_estimate(request, text), prompt_size(request))
             request = replace(request, model=await self._chosen(self.options.auto, request, high))
-        return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
+        return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS], estimated=True)
 
     async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
         """Return the model that answers a request to "auto". Raises EngineError where neither can. Which one
@@ -251,8 +251,12 @@ class UpstreamEngine:
         counts = self.counts.setdefault(model, RelayFigures())
         return UpstreamRoute(self.book, self._there(model), options.attempts, *rights, counts)
 
-    async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
+    async def text_of(self, tokens: Seq[int]) -> str:
         """Raise RequestError: the tokenizer is where the model is."""
+        return "".join(await self.names_of(tokens))
+
+    async def names_of(self, tokens: Seq[int]) -> list[str]:
+        """Raise RequestError, as `text_of`."""
         raise RequestError("this server has no tokenizer: ask the server that computes the model")
 
     def stats(self) -> BackendStats:

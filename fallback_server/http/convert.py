@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from codecs import BOM_UTF8
 from typing import Any
@@ -39,6 +40,10 @@ LARGE = 64 << 10
 """Bytes of a body from which on it is parsed in a thread, so that other requests do not wait."""
 
 
+_JSON = re.compile(r"\s*application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE | re.ASCII)
+"""The media types that FastAPI reads as JSON."""
+
+
 class JsonRequest(Request):
     """A request whose body is read as strict JSON: no NaN, no lone surrogates, no deep nesting. `model`: the
     model that validates it.
@@ -58,7 +63,8 @@ class JsonRequest(Request):
             self.model = model
 
     async def json(self) -> Any:
-        """Return the body. Raises ApiError with 400 for invalid JSON.
+        """Return the body. Raises ApiError with 400 for invalid JSON, and for a body of another type: a page
+        of any site can send such a body without asking first.
 
         A large body is also validated in the thread, and FastAPI takes the instance as it is. If that fails,
         FastAPI validates the data again and reports the errors.
@@ -72,6 +78,9 @@ class JsonRequest(Request):
                 None,
                 "unsupported_encoding",
             )
+        kind = self.headers.get("content-type")
+        if not _JSON.match(kind or ""):
+            raise no_object("is not JSON", kind)
         body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
             self.read = made = parsed(body, self.max_depth)

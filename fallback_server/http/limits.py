@@ -77,6 +77,8 @@ class AdmittedRequest:
     use: _Use
     admitted: bool = False
     cost: int = 0
+    estimate: int | None = None
+    """The tokens that were charged for a prompt whose length only an upstream knows."""
     left: bool = field(default=False)
 
     def admit(self) -> None:
@@ -93,11 +95,15 @@ class AdmittedRequest:
         """Keep `tokens` more tokens for the request until it has ended."""
         self.admission.hold(self, tokens)
 
-    def leave(self, completion_tokens: int = 0) -> None:
-        """Count the request as ended."""
+    def leave(self, completion_tokens: int = 0, prompt_tokens: int | None = None) -> None:
+        """Count the request as ended. `prompt_tokens`: the length of its prompt, which replaces an estimate;
+        None where it is not known.
+        """
         if not self.left:
             self.left = True
-            self.admission.leave(self, completion_tokens)
+            known = self.estimate is not None and prompt_tokens is not None
+            more = (prompt_tokens or 0) - (self.estimate or 0) if known else 0
+            self.admission.leave(self, completion_tokens + more)
 
 
 class Admission:
@@ -170,6 +176,7 @@ class Admission:
                 self._counts.take(account, -prompt)
             raise
         ticket.cost = cost
+        ticket.estimate = prompt if prepared.estimated else None
         self.tokens += cost
 
     async def _claim(self, account: Account, prepared: Prepared) -> None:
@@ -207,14 +214,16 @@ class Admission:
                 2.0,
             )
 
-    def leave(self, ticket: AdmittedRequest, completion_tokens: int) -> None:
-        """Count a request as ended."""
+    def leave(self, ticket: AdmittedRequest, tokens: int) -> None:
+        """Count a request as ended. `tokens`: what its tenant pays beyond what was charged; a negative number
+        is given back.
+        """
         self.requests -= ticket.admitted
         self.tokens -= ticket.cost
         ticket.use.concurrent -= 1
-        if completion_tokens:
+        if tokens:
             for account in ticket.use.charged:
-                self._counts.take(account, completion_tokens)
+                self._counts.take(account, tokens)
 
     def _too_many(self, more: int, own: int) -> bool:
         """Whether `more` tokens exceed the bound and `own` is more than an equal share."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from fastapi import Request
 from fastapi.responses import Response
 
+from nearfar.edge_runtime.openai.responses.kept import is_reference
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo, Prepared
 from nearfar.fallback_server.engines.forwarding import ForwardedRequest
@@ -25,6 +26,8 @@ FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 """Paths whose requests are forms."""
 COUNTS = (f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens")
 """Paths that count the tokens of a prompt: any of the models that a name stands for may do that."""
+FREE = (*COUNTS, "/v1/tokenize", "/v1/detokenize")
+"""Paths that compute nothing: they cost no tokens."""
 KEEPS = ("previous_response_id", "conversation", "background", "prompt")
 """Fields of responses that refer to something in this server's own memory."""
 
@@ -86,6 +89,7 @@ class Forwarder:
             tenant=tenant.within(_salt(body)),
             priority=_priority(body, tenant),
             body=body,
+            most_tokens=0 if path in FREE else None,
         )
         return await TrackedCall(self._service, request, wanted).forward(
             lambda prepared: engine.forward(prepared, path, form or body, takes), _streams(body)
@@ -109,7 +113,7 @@ def _is_kept(path: str, body: Mapping[str, Any]) -> bool:
     """
     given = body.get("input")
     items = given if isinstance(given, list) else ()
-    refers = any(isinstance(item, dict) and item.get("type") == "item_reference" for item in items)
+    refers = any(isinstance(item, dict) and is_reference(item) for item in items)
     refers = refers or any(body.get(name) is not None for name in KEEPS)
     return refers or (path == RESPONSES and body.get("store") is not False)
 

@@ -173,8 +173,26 @@ def test_no_figure_is_under_an_empty_name(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/chat/completions"])
+def test_an_audit_log_with_text_has_what_was_asked_and_answered(tmp_path: Path, path: str) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl", True)
+    body = {
+        "model": "small",
+        **({"messages": HELLO} if "chat" in path else {"query": "x", "documents": ["a"]}),
+    }
+    with opened_fronts() as fronts, Cloud(answer) as cloud:
+        client = fronts(cloud, app=AppOptions(audit=audit), key=None)[1]
+        answered = client.post(path, json=body)
+        audit.flush()
+    entry = json.loads((tmp_path / "audit.jsonl").read_text())
+    if "chat" in path:
+        assert (entry["prompt"], entry["answer"]) == (HELLO, ["blue"])
+    else:
+        assert (entry["prompt"], entry["answer"]) == (body, [answered.text])
+
+
 def test_an_estimated_number_of_tokens_is_said_to_be_one(tmp_path: Path) -> None:
-    for name, limits in (("alice", {"tokens_per_minute": 10}), ("bob", {"tokens_per_day": 150})):
+    for name, limits in (("alice", {"tokens_per_minute": 10}), ("bob", {"tokens_per_day": 115})):
         add_key(tmp_path / "keys.json", Key(name, hashed(name), **limits))  # type: ignore[arg-type]
     app = AppOptions(keys=KeyStore(tmp_path / "keys.json"))
     body = {"model": "small", "messages": [{"role": "user", "content": "x" * 400}]}
@@ -187,5 +205,28 @@ def test_an_estimated_number_of_tokens_is_said_to_be_one(tmp_path: Path) -> None
 
         about = r"about 1\d\d tokens \(an estimate: the tokenizer is at another server\)"
         assert re.fullmatch(rf"the prompt has {about}; this key may send 10 a minute", refused("alice"))
-        assert refused("bob") == ""
+        assert refused("bob") == ""  # 10 tokens, as its upstream tells afterwards
         assert re.search(rf"too few are left for this prompt of {about}; the budget", refused("bob"))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/v1/rerank"])
+@pytest.mark.parametrize(("length", "most", "allowed"), [(400, 200, 9), (1, 20, 2)])
+def test_a_key_pays_what_its_upstream_counts_and_not_the_estimate(
+    tmp_path: Path, path: str, length: int, most: int, allowed: int
+) -> None:
+    """The upstream counts 7 tokens or 10. The estimates are 100 to 111 tokens, and 1 to 9."""
+    add_key(tmp_path / "keys.json", Key("bob", hashed("bob"), tokens_per_day=most))
+    text = "x" * length
+    bodies: dict[str, Json] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "/v1/embeddings": {"input": text},
+        "/v1/rerank": {"query": text, "documents": ["a"]},
+    }
+    with opened_fronts() as fronts, Cloud(answer) as cloud:
+        client = fronts(cloud, app=AppOptions(keys=KeyStore(tmp_path / "keys.json")), key=None)[1]
+        body = {"model": "small", **bodies[path]}
+        asked = [client.post(path, json=body, headers={"x-api-key": "bob"}) for _ in range(allowed + 2)]
+        statuses = [each.status_code for each in asked]
+        assert statuses[:allowed] == [200] * allowed
+        if most == 20:
+            assert statuses[-1] == 429

@@ -111,7 +111,7 @@ async def test_a_tool_loop_goes_on_by_items_by_ids_and_by_references(engine: Asy
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {})
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     items = [*HELLO, *first.model_dump()["output"], result]
-    named = [*HELLO, *({"type": "item_reference", "id": item.id} for item in first.output), result]
+    named = [*HELLO, *({"id": item.id} for item in first.output), result]
     ways = [
         await engine.responses.create(items, store=False, **asked),
         await engine.responses.create(named, **asked),

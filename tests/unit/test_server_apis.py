@@ -404,6 +404,17 @@ def test_ollamas_tools_and_formats(llama: Any) -> None:
     assert said.prompt_eval_count > 100
 
 
+def test_anthropics_client_lists_models(claude: Any) -> None:
+    page = claude.models.list()
+    (model,) = page.data
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert (page.has_more, page.first_id, page.last_id) == (False, MODEL, MODEL)
+    assert claude.models.retrieve(MODEL).created_at == model.created_at
+    with pytest.raises(anthropic.NotFoundError) as error:
+        claude.models.retrieve("nope")
+    assert error.value.body["type"] == "error"  # type: ignore[index,call-overload]
+
+
 def test_small_endpoints(http: httpx.Client) -> None:
     assert http.get("/").json()["status"] == "ok"
     assert http.head("/").status_code == 200
@@ -412,7 +423,16 @@ def test_small_endpoints(http: httpx.Client) -> None:
     tokens = http.post("/tokenize", json={"prompt": "Hello", "return_token_strs": True}).json()
     assert (tokens["count"], tokens["token_strs"]) == (5, list("Hello"))
     assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "Hello"}
-    assert http.post("/tokenize", json={"messages": HELLO}).json()["count"] == 9
+    talk = http.post("/tokenize", json={"messages": HELLO, "return_token_strs": True}).json()
+    assert talk["count"] == 9
+    assert http.post("/detokenize", json={"tokens": talk["tokens"]}).json()["prompt"] == "".join(
+        talk["token_strs"]
+    )
+    for path, body in (
+        ("/v1/messages/count_tokens", {"messages": HELLO}),
+        ("/v1/responses/input_tokens", {"input": "Hello"}),
+    ):
+        assert "x-nearfar-estimated" not in http.post(path, json=body).headers
     assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
     far = http.post("/detokenize", json={"tokens": [99999]})
     assert (far.status_code, "outside the vocabulary" in far.text) == (400, True)

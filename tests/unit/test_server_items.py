@@ -44,7 +44,9 @@ def test_the_content_of_a_listed_message_is_always_a_list_of_parts(
     _, item = http.get(f"{RESPONSES}/{name}/input_items").json()["data"]
     assert (item["type"], item["role"], item["content"]) == ("message", role, [part])
     reference = {"type": "item_reference", "id": item["id"]}
-    assert http.post(RESPONSES, json={"input": [reference]}).status_code == 200
+    for without in ({}, {"type": None}):
+        assert http.post(RESPONSES, json={"input": [{**reference, **without}]}).status_code == 200
+    assert http.post(RESPONSES, json={"input": [{"id": item["id"]}]}).status_code == 200
 
 
 def test_the_error_about_a_deleted_response_gives_no_advice_for_a_conversation(http: TestClient) -> None:
@@ -81,6 +83,14 @@ def test_an_answer_to_loading_a_model_has_the_field_of_its_path(
     answer = http.post(path, json={"model": "echo"}).json()
     assert (answer["done_reason"], has in answer, lacks in answer) == ("load", True, False)
     assert http.post(path, json={"model": "another"}).status_code == 404
+
+
+def test_a_strict_server_takes_its_own_answer_back(strict: TestClient) -> None:
+    first = strict.post(RESPONSES, json={"input": "Hello"}).json()
+    said = [{"role": "user", "content": "Hello"}, *first["output"], {"role": "user", "content": "Go on"}]
+    assert "annotations" in first["output"][0]["content"][0]
+    answer = strict.post(RESPONSES, json={"input": said})
+    assert (answer.status_code, answer.headers.get("x-nearfar-ignored")) == (200, None), answer.text
 
 
 def test_items_of_one_request_have_different_ids(http: TestClient) -> None:

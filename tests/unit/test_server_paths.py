@@ -19,7 +19,7 @@ from nearfar.fallback_server.engines.base import ModelInfo
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
-from nearfar.fallback_server.http.passing import FORMS
+from nearfar.fallback_server.http.passing import FORMS, FREE
 from nearfar.remote.server import NATIVE
 from tests.support.bodies import BASES
 from tests.support.clouds import Cloud, described, listing, reply
@@ -29,8 +29,6 @@ from tests.unit.test_server_requests import MODEL, EchoEngine
 
 HERE = [path for path in BASES if path not in ("/v1/detokenize", "/api/show")]
 """Paths of prompts."""
-COUNTING = ("/v1/messages/count_tokens", "/v1/tokenize")
-"""Paths that count tokens and compute none, so that a request costs a key none."""
 BEHIND = [path for path in NATIVE if path not in FORMS]
 
 
@@ -92,7 +90,7 @@ def holds(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
 
     assert statuses(None, "nobody", "bob", "alice") == [401, 401, 404, 200]
     assert statuses("carol", "carol") == [200, 429]
-    if path not in COUNTING:
+    if path not in FREE:
         assert {*statuses("dave", "erin")} == {400}  # more tokens than they ever have
 
 

@@ -104,8 +104,11 @@ class EchoEngine:
         labels = [[(at,) for at in range(len(each.labels))] for each in questions]
         return Scores([[(-1.0,) for _ in each] for each in labels], labels, len(questions))
 
-    async def texts_of(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        return ["x" * len(each) for each in tokens]
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        return "x" * len(tokens)
+
+    async def names_of(self, tokens: Sequence[int]) -> list[str]:
+        return ["x" for _ in tokens]
 
     def stats(self) -> BackendStats:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)

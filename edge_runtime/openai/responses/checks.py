@@ -12,6 +12,7 @@ from typing import Any
 
 from nearfar.edge_runtime.openai.parameters import TurnParams
 from nearfar.edge_runtime.openai.responses.asking import ITEMS
+from nearfar.edge_runtime.openai.responses.kept import is_reference
 from nearfar.errors import RequestError
 from nearfar.suggestions import advised
 
@@ -102,7 +103,7 @@ def _item(where: str, item: object) -> dict[str, Any]:
     _check(isinstance(item, Mapping), "input", "an item with a type", item, where)
     assert isinstance(item, Mapping)
     made = {str(name): value for name, value in item.items() if value is not None}
-    kind = made.setdefault("type", "message")
+    kind = made.setdefault("type", "item_reference" if is_reference(made) else "message")
     _check(kind in ITEMS, "input", f"an item of a type of {', '.join(ITEMS)}", kind, where)
     for name in _NEEDED.get(kind, ()):
         _check(name in made, "input", f"an item with {name}", made, where)

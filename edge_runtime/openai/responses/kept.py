@@ -128,8 +128,11 @@ class KeptResponses:
 
 
 def is_reference(item: Mapping[str, Any]) -> bool:
-    """Whether an item only names another one by its id."""
-    return item.get("type") == "item_reference"
+    """Whether an item only names another one by its id. OpenAI's clients may leave out the type of such an
+    item.
+    """
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and {*item} - {"type"} == {"id"})
 
 
 def _items(given: str | Sequence[Record] | None) -> list[Record]:

@@ -17,7 +17,7 @@ from nearfar.edge_runtime.openai.responses.asking import ITEMS, TEXTS, messages_
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Question, Scores
 from nearfar.fallback_server.http.apis.asking import Record, known_of, longest_of
-from nearfar.fallback_server.http.apis.responses import Item, ReferenceItem, items_of, parts_of
+from nearfar.fallback_server.http.apis.responses import Item, ReferenceItem, items_of, parts_of, typed
 from nearfar.fallback_server.http.fields import MAX_PARTS, SILENT, Strict, Text, by, few, many, one_of
 from nearfar.fallback_server.http.places import differing
 from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SilentFields, TemplateVariables
@@ -183,7 +183,7 @@ class DecisionRequest(SilentFields):
     @field_validator("input", mode="wrap")
     @classmethod
     def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        return known_of(given, "input", ITEMS, handler)
+        return known_of(typed(given), "input", ITEMS, handler)
 
     @field_validator("questions")
     @classmethod

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from nearfar.edge_runtime.openai.responses.asking import ITEMS, LOGPROBS, TEXTS
+from nearfar.edge_runtime.openai.responses.kept import is_reference
 from nearfar.fallback_server.http.apis.asking import Record, kept_of, known_of, skip
 from nearfar.fallback_server.http.fields import (
     HINT,
@@ -31,6 +32,7 @@ from nearfar.fallback_server.http.places import differing, fault_at
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     NO_MEDIA,
+    Echoed,
     FunctionSpec,
     ModelName,
     SamplingFields,
@@ -49,6 +51,8 @@ class InputPart(Strict):
     type: Annotated[str, Field(max_length=64)]
     text: str | None = None
     refusal: str | None = None
+    annotations: Annotated[Echoed | None, SILENT] = None
+    logprobs: Annotated[Echoed | None, SILENT] = None
     image_url: Annotated[Any, PASSED] = None
     detail: Annotated[Any, PASSED] = None
     file_id: Annotated[Any, PASSED] = None
@@ -143,6 +147,16 @@ Item = Annotated[
     | Annotated[ReferenceItem, Tag("item_reference")],
     by("type", missing="message"),
 ]
+
+
+def typed(given: Any) -> Any:
+    """Return items with the type of references that lack it."""
+    if not isinstance(given, list):
+        return given
+    return [
+        {**item, "type": "item_reference"} if isinstance(item, dict) and is_reference(item) else item
+        for item in given
+    ]
 
 
 class FunctionTool(FunctionSpec):
@@ -278,7 +292,7 @@ class ResponseRequest(SamplingFields, SilentFields):
     @field_validator("input", mode="wrap")
     @classmethod
     def _readable(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        made = known_of(given, "input", ITEMS, handler)
+        made = known_of(typed(given), "input", ITEMS, handler)
         differing(given, "an earlier item has this id: give each item its own", "id")
         return made
 

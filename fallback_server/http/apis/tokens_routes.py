@@ -76,8 +76,7 @@ def add(api: APIRouter, service: Service) -> None:
             if not prepared.prompts:
                 raise RequestError("this server has no tokenizer: ask the server that computes the model")
             (tokens,) = prepared.prompts
-            each = [[token] for token in tokens]
-            strings = await service.engine.texts_of(each) if body.return_token_strs else None
+            strings = await service.engine.names_of(tokens) if body.return_token_strs else None
             return {
                 "count": len(tokens), "max_model_len": length, "tokens": list(tokens), "token_strs": strings
             }  # fmt: skip
@@ -90,5 +89,4 @@ def add(api: APIRouter, service: Service) -> None:
         tenant = tenant_of(request)
         found = service.model(service.named(body.model, tenant), tenant)
         service.check_single(found, request.url.path, tenant)
-        (text,) = await service.engine.texts_of([body.tokens])
-        return {"prompt": text}
+        return {"prompt": await service.engine.text_of(body.tokens)}

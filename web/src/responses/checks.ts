@@ -86,7 +86,10 @@ function options(name: string, value: unknown, known: readonly string[], word: s
 function item(value: unknown, at: number): Json {
   const where = `input[${at}]`;
   check(isObject(value), "input", `${where} must be an item`);
-  const made: Record<string, unknown> = { type: "message", ...given(value as Json) };
+  const sent = given(value as Json);
+  // OpenAI's clients may leave out the type of a reference.
+  const usual = Object.keys(sent).join() === "id" ? "item_reference" : "message";
+  const made: Record<string, unknown> = { type: usual, ...sent };
   const kind = String(made.type);
   check(Object.hasOwn(NEEDED, kind), "input", `${where} must be one of ${Object.keys(NEEDED)}, not ${kind}`);
   for (const name of NEEDED[kind] ?? []) check(name in made, "input", `${where} must have ${name}`);
