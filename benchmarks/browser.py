@@ -1,14 +1,15 @@
-"""Browser: SmolLM2-135M's shape with random weights, beside wllama (llama.cpp in WebAssembly) and
-Transformers.js (ONNX Runtime in WebAssembly), in one Chromium.
+"""Browser: a shape with random weights (SmolLM2-135M's by default), beside wllama (llama.cpp in WebAssembly)
+and Transformers.js (ONNX Runtime in WebAssembly), in one Chromium.
 
 All runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians,
-and how many times better the first is. All have the same weights: nearfar's own artifacts, a GGUF file of
-them (Q4_0), and what `nearfar build --target onnx` writes for Transformers.js. WebLLM is not among them: it
-needs a library that is compiled for the model, and a GPU with f16. A tab with an empty profile loads over the
-network (its requests, its bytes, and what the browser's processes have grown by after an answer), a second
-one in the same profile from what the first has kept. On a machine without a GPU, nearfar's webgpu runs on
-Chromium's software device. `--gguf FILE --tokens 1` compares how a real file loads: nearfar's artifact of it
-beside wllama with the file itself, in private windows or, with `--disk`, in ordinary ones.
+and how many times better the first is. All have the same shape and the same bits a weight: nearfar's own
+artifacts, a GGUF file (Q4_0), and what `nearfar build --target onnx` writes for Transformers.js. With
+`--same-bytes` the artifacts are built of the GGUF file itself. WebLLM is not among them: it needs a library
+that is compiled for the model, and a GPU with f16. A tab with an empty profile loads over the network (its
+requests, its bytes, and what the browser's processes have grown by after an answer), a second one in the same
+profile from what the first has kept. On a machine without a GPU, nearfar's webgpu runs on Chromium's software
+device. `--gguf FILE --tokens 1` compares how a real file loads: nearfar's artifact of it beside wllama with
+the file itself, in private windows or, with `--disk`, in ordinary ones.
 """
 
 import argparse
@@ -46,6 +47,8 @@ MEASURES = (
     "cpu_s",
     "ttft_ms",
     "decode_tokens_per_s",
+    "second_ttft_ms",
+    "second_of_first",
     "launches_per_token",
     "warm_load_ms",
     "warm_ready_ms",
@@ -62,24 +65,25 @@ def folder(work: Path, quant: str, target: str) -> Path:
     return work / f"artifact-{quant}-{target}"
 
 
-def prepare(work: Path, quant: str, runtimes: Sequence[str], gguf: Path | None) -> None:
+def prepare(arguments: argparse.Namespace) -> None:
     """Write the checkpoint, what each runtime loads, where it is not there yet, and install the peers."""
-    checkpoint, model = gguf or work / "checkpoint", work / "model.gguf"
+    work, gguf = arguments.work, arguments.gguf
+    checkpoint, model = work / "checkpoint", work / "model.gguf"
     nearfar = [sys.executable, "-m", "nearfar"]
-    if not checkpoint.exists():
-        subprocess.run([*nearfar, "synth", "smollm2-135m", "-o", str(checkpoint)], check=True)
-    for target in filter(None, (TARGETS[name] for name in runtimes)):
-        if not folder(work, quant, target).exists():
-            bits = [] if gguf else ["--quant", quant]
-            out = [*bits, "-o", str(folder(work, quant, target))]
-            subprocess.run([*nearfar, "build", str(checkpoint), "--target", target, *out], check=True)
     if gguf and not model.exists():
         model.symlink_to(gguf.resolve())
-    if "wllama" in runtimes and not model.exists():
+    if not gguf and not checkpoint.exists():
+        subprocess.run([*nearfar, "synth", arguments.shape, "-o", str(checkpoint)], check=True)
+    if not model.exists() and (arguments.same_bytes or "wllama" in arguments.runtimes):
         sys.path.insert(0, str(ROOT))
         from benchmarks.peers.gguf_model import write_gguf
 
         write_gguf(checkpoint, model)
+    same = gguf is not None or arguments.same_bytes
+    source = [str(model)] if same else [str(checkpoint), "--quant", arguments.quant]
+    for target in filter(None, (TARGETS[name] for name in arguments.runtimes)):
+        if not (out := folder(work, arguments.quant, target)).exists():
+            subprocess.run([*nearfar, "build", *source, "--target", target, "-o", str(out)], check=True)
     if not (HERE / "node_modules").exists():
         subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=HERE, check=True)
 
@@ -210,7 +214,7 @@ def visit(
 def medians(runs: list[dict[str, Any]]) -> dict[str, float | None]:
     """The median of each measure over the runs."""
     return {
-        name: None if runs[0][name] is None else statistics.median(float(run[name]) for run in runs)
+        name: None if runs[0].get(name) is None else statistics.median(float(run[name]) for run in runs)
         for name in MEASURES
     }
 
@@ -241,11 +245,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument(
+        "--shape", default="smollm2-135m", help="a shape of `nearfar synth`; give each its own --work"
+    )
+    parser.add_argument(
+        "--same-bytes", action="store_true",
+        help="build nearfar's artifacts of the GGUF file that wllama reads; give these their own --work",
+    )  # fmt: skip
     parser.add_argument("--quant", default="q4")
     parser.add_argument(
         "--runtimes", nargs="+", choices=TARGETS, default=["wasm", "wllama", "transformers"],
         help="which, the first being what the others are compared with; wasm and webgpu are nearfar's",
     )  # fmt: skip
+    parser.add_argument(
+        "--second-turn", action="store_true", help="then continue the conversation (not in transformers)"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of all but webgpu")
     parser.add_argument("--gpu", action="store_true", help="use the machine's GPU, not the software device")
     parser.add_argument(
@@ -260,7 +274,7 @@ def main() -> None:
     if CHROMIUM is None:
         raise SystemExit("error: needs Chromium (apt-get install chromium)")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    prepare(arguments.work, arguments.quant, arguments.runtimes, arguments.gguf)
+    prepare(arguments)
     flags = ["--no-sandbox", "--enable-unsafe-webgpu", *([] if arguments.gpu else SOFTWARE_DEVICE)]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.runtimes}
     site = served(arguments.work, arguments.quant, arguments.runtimes)
@@ -270,8 +284,11 @@ def main() -> None:
                 # The synthetic tokenizer makes one token of each byte. Each run has its own text: none finds
                 # it cached.
                 text = (f"{run} the quick brown fox " * arguments.prompt_tokens)[: arguments.prompt_tokens]
-                options = {"prompt": text, "tokens": arguments.tokens, "threads": arguments.threads}
-                paths = {"artifact": f"artifact/{TARGETS[runtime]}/", "model": "model.gguf", "context": 2048}
+                options = {
+                    "prompt": text, "tokens": arguments.tokens, "threads": arguments.threads,
+                    "second": arguments.second_turn, "context": arguments.prompt_tokens + 1024,
+                }  # fmt: skip
+                paths = {"artifact": f"artifact/{TARGETS[runtime]}/", "model": "model.gguf"}
                 page = "nearfar" if runtime in ("wasm", "webgpu") else runtime
                 with windows(playwright, flags, arguments.disk) as context:
                     runs.append(measure(context, address, traffic, page, {**options, **paths}))

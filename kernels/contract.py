@@ -76,6 +76,9 @@ class Packing(Protocol):
         ...
 
 
+SHARED_FROM = 16
+"""Rows from which threads of a processor share work that costs little a row: waking a thread takes time too.
+"""
 Formula = Callable[[Any], Any]
 """A function of one value as an expression of TIR: takes and returns float32."""
 

@@ -61,7 +61,9 @@ class Merger:
 
 
 def _choice(merged: Json) -> Json:
-    """Return a merged choice in the shape of a whole answer: what were deltas is the message."""
+    """Return a merged choice in the shape of a whole answer: what were deltas is the message. OpenAI's whole
+    answers have `refusal` and `logprobs` also where they are null; streams leave these out.
+    """
     made: Json = _finished(merged)
     delta = made.pop("delta", None)
     if delta is None:
@@ -70,7 +72,7 @@ def _choice(merged: Json) -> Json:
         {name: value for name, value in call.items() if name != "index"}
         for call in delta.get("tool_calls") or ()
     ]
-    message: Json = {"role": "assistant", "content": None, **delta}
+    message: Json = {"role": "assistant", "content": None, "refusal": None, **delta}
     message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = calls
@@ -78,7 +80,7 @@ def _choice(merged: Json) -> Json:
         message["content"] = ""
     if calls and not message["content"]:
         message["content"] = None
-    return {"index": made.get("index", 0), "message": message, **made}
+    return {"index": made.get("index", 0), "message": message, "logprobs": None, **made}
 
 
 class _Text(list[str]):

@@ -8,20 +8,31 @@ async function drain(started, chunks) {
   let first = 0;
   let last = 0;
   let pieces = 0;
+  let text = "";
   let usage = null;
   for await (const chunk of chunks) {
     usage = chunk.usage ?? usage;
     if (!chunk.choices?.[0]?.text) continue;
     last = performance.now();
     first ||= last;
+    text += chunk.choices[0].text;
     pieces++;
   }
   const tokens = usage?.completion_tokens ?? pieces;
   const decode = last > first ? ((tokens - 1) * 1000) / (last - first) : 0;
-  return { ttft_ms: first - started, decode_tokens_per_s: decode, tokens, prompt_tokens: usage?.prompt_tokens ?? null };
+  const prompt_tokens = usage?.prompt_tokens ?? null;
+  return { ttft_ms: first - started, decode_tokens_per_s: decode, tokens, prompt_tokens, text };
 }
 
-export async function nearfar({ artifact, prompt, tokens, threads }) {
+/** The time to the first token of a second turn: the first prompt, its answer, and new text. */
+async function secondTurn(complete, request, { text, ttft_ms }) {
+  const started = performance.now();
+  const next = { ...request, prompt: `${request.prompt}${text} and then it went on`, max_tokens: 4 };
+  const second = await drain(started, await complete(next));
+  return { second_ttft_ms: second.ttft_ms, second_of_first: second.ttft_ms / ttft_ms };
+}
+
+export async function nearfar({ artifact, prompt, tokens, threads, second }) {
   const { createEngine } = await import("./nearfar/index.js");
   const began = performance.now();
   const engine = await createEngine(new URL(artifact, location.href), { threads });
@@ -32,11 +43,14 @@ export async function nearfar({ artifact, prompt, tokens, threads }) {
   const started = performance.now();
   const request = { prompt, max_tokens: tokens, temperature: 0, stream: true, stream_options: { include_usage: true } };
   const result = await drain(started, await engine.completions.create(request));
+  const complete = (asked) => engine.completions.create(asked);
+  const later = second ? await secondTurn(complete, request, result) : null;
   const stats = await engine.stats();
-  return { load_ms, ready_ms, launches_per_token: stats.launchesPerToken, device: engine.model.adapter, ...result };
+  const { adapter: device } = engine.model;
+  return { load_ms, ready_ms, launches_per_token: stats.launchesPerToken, device, ...result, ...later };
 }
 
-export async function wllama({ model, prompt, tokens, threads, context }) {
+export async function wllama({ model, prompt, tokens, threads, context, second }) {
   const { Wllama, LoggerWithoutDebug } = await import("./wllama/index.js");
   const began = performance.now();
   const runtime = new Wllama(
@@ -54,8 +68,10 @@ export async function wllama({ model, prompt, tokens, threads, context }) {
   const started = performance.now();
   const request = { prompt, max_tokens: tokens, temperature: 0, stream: true, stream_options: { include_usage: true } };
   const result = await drain(started, await runtime.createCompletion(request));
-  const used = runtime.getNumThreads();
-  return { load_ms, ready_ms, launches_per_token: null, device: `WebAssembly, ${used} threads`, ...result };
+  const complete = (asked) => runtime.createCompletion(asked);
+  const later = second ? await secondTurn(complete, request, result) : null;
+  const device = `WebAssembly, ${runtime.getNumThreads()} threads`;
+  return { load_ms, ready_ms, launches_per_token: null, device, ...result, ...later };
 }
 
 export async function transformers({ artifact, prompt, tokens, threads }) {

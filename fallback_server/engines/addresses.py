@@ -24,7 +24,8 @@ Clock = Callable[[], float]
 @dataclass(eq=False)
 class Address:
     """One upstream server. `models`: the models that it listed last. `trouble`: why listing fails now, or "".
-    `heard`: when it was last known to work, on the monotonic clock. `paths`: which paths of NATIVE it lists.
+    `heard`: when it was last known to work, on the monotonic clock. `paths`: which paths of NATIVE it lists;
+    `unread`: reading these has failed, and is tried again with the next list of models.
 
     Each path has its own circuit breaker: a server without embeddings can still answer chats.
     """
@@ -37,6 +38,7 @@ class Address:
     trouble: str = ""
     heard: float | None = None
     paths: Paths = field(default_factory=dict)
+    unread: bool = False
     breakers: dict[str, Breaker] = field(default_factory=dict)
     _listing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -81,8 +83,8 @@ class Address:
             self.heard, self.trouble = None, briefly(error)
             log.log(level, "upstream %s lists no models: %s", self.server.name, self.trouble)
             return False
-        if self.trouble or found != self.models:
-            self.paths = await self._listed_paths(seconds)
+        if self.trouble or self.unread or found != self.models:
+            await self._read_paths(seconds)
         self.trouble = ""
         if found != self.models:
             log.info(
@@ -94,12 +96,17 @@ class Address:
         self.works()
         return bool(found)
 
-    async def _listed_paths(self, seconds: float) -> Paths:
+    async def _read_paths(self, seconds: float) -> None:
         try:
-            return await self.server.paths(seconds)
-        except (RemoteError, RefusedError) as error:  # llama.cpp and Ollama have no description
-            log.debug("upstream %s describes no paths: %s", self.server.name, briefly(error))
-            return {}
+            self.paths, self.unread = await self.server.paths(seconds), False
+            return
+        except RefusedError as error:
+            said, again = briefly(error), False
+        except RemoteError as error:  # llama.cpp and Ollama have no description
+            said, again = briefly(error), error.code != "shape" and (error.broken or error.busy)
+        level = logging.WARNING if again and not self.unread else logging.DEBUG
+        log.log(level, "upstream %s describes no paths: %s", self.server.name, said)
+        self.paths, self.unread = {}, again
 
     def serves(self, path: str, model: str) -> bool:
         """Whether the address has the model, and the path if that is one of NATIVE."""

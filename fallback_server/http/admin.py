@@ -65,8 +65,12 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @api.delete("/requests/{name}", response_model=None)
     async def cancel(name: str) -> dict[str, Any]:
-        """End a request; its client gets the answer so far, with the finish reason abort."""
-        call = service.live.get(name)
+        """End a request, named by its answer's id or its X-Request-Id. Its client gets the answer so far with
+        the finish reason abort, or an error where its API has no such reason.
+        """
+        call = service.live.get(name) or next(
+            (each for each in service.live.values() if each.request.state.request_id == name), None
+        )
         if call is None:
             raise ApiError(404, f"there is no request {name!r:.100} under way", None, "not_found")
         await call.cancel()

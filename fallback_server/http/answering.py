@@ -8,10 +8,24 @@ from typing import Protocol
 
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.fallback_server.engines.base import TokenUsage
-from nearfar.fallback_server.http.errors import Problem
+from nearfar.fallback_server.http.errors import GONE, ApiError, Problem
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Record, ResponseHead, usage_record
 from nearfar.fallback_server.http.streams import DONE, EVENTS, event
 from nearfar.remote.chunks import Passed
+
+
+def ended() -> ApiError:
+    """Return the error for a request that was ended from outside."""
+    said = "the request was ended at the server before its answer was complete"
+    return ApiError(GONE, said, None, "cancelled")
+
+
+def check_ended(piece: Piece) -> None:
+    """Raise ApiError for the last piece of an answer that was ended from outside. For APIs without a word for
+    that: their clients would take the answer for a complete one.
+    """
+    if piece.finish == "abort":
+        raise ended()
 
 
 class ResponseWriter(Protocol):

@@ -25,10 +25,11 @@ from nearfar.fallback_server.engines.base import (
     TokenUsage,
 )
 from nearfar.fallback_server.engines.forwarding import ForwardedChunk, ForwardedRequest
-from nearfar.fallback_server.http.answering import ResponseWriter
+from nearfar.fallback_server.http.answering import ResponseWriter, ended
+from nearfar.fallback_server.http.audit_text import AuditText
 from nearfar.fallback_server.http.bodies import json_response
 from nearfar.fallback_server.http.embedding import EmbeddingShape
-from nearfar.fallback_server.http.errors import ApiError, problem_of
+from nearfar.fallback_server.http.errors import GONE, ApiError, problem_of
 from nearfar.fallback_server.http.ignoring import ignore, names_of
 from nearfar.fallback_server.http.limits import answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry
@@ -36,7 +37,6 @@ from nearfar.fallback_server.http.metrics import CallMetrics
 from nearfar.fallback_server.http.middleware import TRACKED
 from nearfar.fallback_server.http.names import own_names, was_turned
 from nearfar.fallback_server.http.service import Service, outcome_of, ticket_of
-from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.times import CallTimes
 from nearfar.fallback_server.http.tracing import TraceSpan
@@ -47,8 +47,6 @@ TOKEN_BYTES = 200
 """Bytes of a whole answer of an upstream that count as one token under way."""
 ESTIMATED = "input_tokens"
 """The figure that may be an estimate, as the header names it."""
-GONE = 499
-"""Status of a request whose client left; it appears only in logs."""
 
 
 class TrackedCall:
@@ -65,13 +63,15 @@ class TrackedCall:
         self._ticket = ticket_of(request)
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
-        self._counted: int | None = None  # tokens of inputs that were embedded or scored
+        self._counted: TokenUsage | None = None  # of inputs that were embedded or scored
         self._forwarded: ForwardedRequest | None = None
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
-        self._said: dict[int, list[Piece]] = {}
+        audits = service.audit is not None and service.audit.text
+        self._said = AuditText() if audits else None
         self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
+        self._cancelled = False  # by an administrator, maybe before the engine knows the request
         self._known_as = ""  # the id that an upstream gave the answer
         self._shape: ResponseWriter | None = None
         self._listed: ModelInfo | None = None  # the requested model, where there is one of that name
@@ -95,12 +95,14 @@ class TrackedCall:
         """Answer with vectors. `told` converts OpenAI's record to another API's."""
         return await self._run(lambda: self._at_once(self._vectors(shape, told)))
 
-    async def score(self, shape: Callable[[Scores], dict[str, Any]]) -> Response:
-        """Answer with what `shape` makes of the log-probabilities of labels."""
+    async def score(self, shape: Callable[[Scores], dict[str, Any]], answers: int = 0) -> Response:
+        """Answer with what `shape` makes of the log-probabilities of labels. `answers`: how many tokens of
+        output these count as.
+        """
 
         async def scored() -> Response:
             found = await self.service.engine.score(await self._prepare())
-            self._counted = found.tokens
+            self._counted = TokenUsage(found.tokens, answers)
             return await json_response(shape(found), sum(map(len, found.found)))
 
         return await self._run(lambda: self._at_once(scored()))
@@ -131,7 +133,7 @@ class TrackedCall:
             prepared = await (self._tokens() if self.wanted.most_tokens is not None else self._prepare())
             while True:
                 made = self._forwarded = forward(prepared)
-                parts = made.parts()
+                parts = made.parts() if self._said is None else self._said.overheard(made.parts())
                 try:
                     return parts, await anext(parts, ForwardedChunk(b"", "application/octet-stream"))
                 except EngineError as error:
@@ -203,6 +205,7 @@ class TrackedCall:
                 None,
                 "not_cancellable",
             )
+        self._cancelled = True
         if self._forwarded is not None:
             await self._forwarded.aclose()
         await self.service.engine.cancel(self.wanted.id)
@@ -226,7 +229,7 @@ class TrackedCall:
         if self._forwarded is not None:
             return self._forwarded.usage
         if self._counted is not None:
-            return TokenUsage(self._counted)
+            return self._counted
         return TokenUsage(self._prepared.prompt_tokens if self._prepared else 0)
 
     async def _at_once(self, answer: Coroutine[Any, Any, Response]) -> Response:
@@ -252,6 +255,8 @@ class TrackedCall:
             self._answered_by(prepared.request.model)
         if prepared.ignored:
             ignore(own_names(self.request, prepared.ignored))
+        if self._cancelled:
+            raise ended()
         return prepared
 
     def _name_ignored(self, header: str) -> None:
@@ -295,7 +300,7 @@ class TrackedCall:
         self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> Response:
         found = await self.service.engine.embed(await self._prepare())
-        self._counted = found.tokens
+        self._counted = TokenUsage(found.tokens)
         self._name_ignored(found.ignored)
         return await json_response(told(shape.whole(found)), sum(map(len, found.vectors)))
 
@@ -305,6 +310,8 @@ class TrackedCall:
         self.times.submitted = time.monotonic()
         while not begun:
             answers = self._answers = await self.service.engine.submit(prepared)
+            if self._cancelled:
+                await self.service.engine.cancel(self.wanted.id)
             try:
                 async with aclosing(answers.pieces()) as pieces:
                     async for piece in pieces:
@@ -377,8 +384,8 @@ class TrackedCall:
             times.last = now
         if piece.finish is not None:
             metrics.finished(piece.finish)
-        if self.service.audit is not None and self.service.audit.text:
-            self._said.setdefault(piece.index, []).append(replace(piece, logprobs=(), offsets=()))
+        if self._said is not None:
+            self._said.add(piece)
 
     async def _end(self, status: int, outcome: str) -> None:
         if self._ended:
@@ -436,11 +443,8 @@ class TrackedCall:
         self._span.end()
 
     def _entry(self, status: int, outcome: str, usage: TokenUsage, seconds: float) -> AuditEntry:
-        assert self.service.audit is not None
-        said = [self._said[index] for index in sorted(self._said)] if self.service.audit.text else []
-        reasoning = ["".join(piece.reasoning for piece in pieces) for pieces in said]
-        calls = [merged([call for piece in pieces for call in piece.tool_calls]) for pieces in said]
-        text = self.service.audit.text
+        prompt = self.wanted.body if self._forwarded is not None else self.wanted.texts
+        text = {} if self._said is None else {"prompt": prompt, **self._said.fields()}
         return AuditEntry(
             request_id=self.request.state.request_id,
             key=self.wanted.tenant.name,
@@ -451,8 +455,5 @@ class TrackedCall:
             prompt_tokens=usage.prompt,
             completion_tokens=usage.completion,
             seconds=round(seconds, 4),
-            prompt=self.wanted.texts if text else None,
-            answer=["".join(piece.text for piece in pieces) for pieces in said] if text else None,
-            reasoning=reasoning if any(reasoning) else None,
-            tool_calls=calls if any(calls) else None,
+            **text,
         )

@@ -80,7 +80,7 @@ class JsonRequest(Request):
             )
         kind = self.headers.get("content-type")
         if not _JSON.match(kind or ""):
-            raise no_object("is no JSON", kind)
+            raise no_object("is not JSON", kind)
         body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
             self.read = made = parsed(body, self.max_depth)

@@ -34,6 +34,8 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
     "5XX": {"description": "The server or an upstream failed, or is not ready."},
 }
 """The errors of every path, as the OpenAPI description lists them."""
+GONE = 499
+"""Status of a request that was ended before its answer was complete, by its client or by an administrator."""
 LONG = "prompt is too long"
 """The words by which Anthropic's clients know that a prompt does not fit."""
 JSON = "application/json"
@@ -152,7 +154,7 @@ def install(app: FastAPI) -> None:
     """Make the app answer every error in the requested API's shape."""
 
     async def known(request: Request, error: Exception) -> Response:
-        return problem_of(error, request).response(request.url.path)
+        return problem_of(error, request).response(_api_of(request))
 
     async def plain(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteException)
@@ -164,7 +166,7 @@ def install(app: FastAPI) -> None:
             ways = (error.headers or {}).get("Allow", "another method")
             text = f"{request.url.path[:80]} takes {ways}, not {request.method}"
         problem = Problem(error.status_code, text, None, _CODES.get(error.status_code))
-        response = problem.response(request.url.path)
+        response = problem.response(_api_of(request))
         response.headers.update(error.headers or {})
         return response
 
@@ -196,6 +198,17 @@ def no_object(is_what: str, content_type: str | None) -> ApiError:
         f"Content-Type: {JSON} (curl -H 'Content-Type: {JSON}')"
     )
     return ApiError(400, text)
+
+
+def speaks_anthropic(request: Request) -> bool:
+    """Whether the client is one of Anthropic's. OpenAI's API has a path of the same name for models."""
+    return "anthropic-version" in request.headers
+
+
+def _api_of(request: Request) -> str:
+    """Return a path of the API in whose shape the client reads errors."""
+    path = request.url.path
+    return MESSAGES if path.startswith("/v1/models") and speaks_anthropic(request) else path
 
 
 def _model(request: Request) -> type[BaseModel] | None:

@@ -147,6 +147,10 @@ class UserMessage(Said):
         return content
 
 
+Echoed = Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)]
+"""A list that an earlier answer had; clients send it back."""
+
+
 class AssistantMessage(Said):
     """An earlier answer, or the beginning of this one."""
 
@@ -158,7 +162,7 @@ class AssistantMessage(Said):
     )
     reasoning_content: str | None = None
     reasoning: str | None = None
-    annotations: Annotated[Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None, SILENT] = None
+    annotations: Annotated[Echoed | None, SILENT] = None
 
 
 class ToolMessage(Said):

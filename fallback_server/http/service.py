@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import EngineRequest, ModelInfo, ServerEngine, TokenUsage
-from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.errors import GONE, ApiError
 from nearfar.fallback_server.http.limits import Admission, AdmittedRequest
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
@@ -186,6 +186,8 @@ def ticket_of(request: Request) -> AdmittedRequest:
 
 def outcome_of(status: int) -> str:
     """The outcome of a request that ended with an error, in metrics and logs."""
+    if status == GONE:
+        return "aborted"
     if status == 429:
         return "limited"
     return "refused" if status < 500 else "failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from nearfar.errors import RequestError
@@ -56,12 +57,24 @@ class Chooser:
         self._policy = policy
 
     def __call__(self, request: EngineRequest, tokens: int, small: Standing, large: Standing) -> bool | None:
-        """Whether the large model answers; None where neither can."""
+        """Whether the large model answers; None where neither can.
+
+        Lengths are estimates: where they leave no model, the one with the longer context answers, or says
+        that the prompt is too long.
+        """
         asked = RouteRequest(
             tokens,
             request.max_tokens or self._policy.default_max_tokens,
             difficulty=score(_prompt(request)),
         )
+        anyhow = [(replace(small, context=0), large), (small, replace(large, context=0))]
+        if (large.context or UNKNOWN) >= (small.context or UNKNOWN):
+            anyhow.reverse()
+        found = (self._chosen(asked, *standings) for standings in ((small, large), *anyhow))
+        return next((each for each in found if each is not None), None)
+
+    def _chosen(self, asked: RouteRequest, small: Standing, large: Standing) -> bool | None:
+        """Whether the policy chooses the large model; None where it chooses none."""
         device = DeviceState(
             small.up, None if small.up else "down", small.context or UNKNOWN, UNKNOWN, FEATURES,
         )  # fmt: skip

@@ -161,6 +161,44 @@ def test_layers_that_draft_are_left_out_and_told(tmp_path: Path) -> None:
     assert sum(isinstance(op, ops.Delta) for op in source.model.step.ops) == 2
 
 
+BY_LAYER = {
+    "glm4-unbiased": "",
+    "exaone4-hybrid": "attention.sliding_window_pattern",
+    "lfm2-plain": "attention.head_count_kv",
+}
+"""Cases whose files get layers that draft, with the key that has a value for each layer."""
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_files_of_any_architecture_may_end_with_layers_that_draft(name: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES if str(case) == name)
+    plain = open_source(BuildOptions(str(gguf_files.write(checkpoint(case), tmp_path / "plain")), tmp_path))
+    layers = plain.checkpoint.config["num_hidden_layers"]
+
+    def drafting(count: int) -> Path:
+        def change(writer: gguf_files.gguf.GGUFWriter) -> None:
+            writer.add_block_count(layers + 2)
+            writer.add_uint32(f"{writer.arch}.nextn_predict_layers", count)
+            if BY_LAYER[name]:
+                key = f"{writer.arch}.{BY_LAYER[name]}"
+                stored = list(writer.kv_data[0][key].value)
+                writer.add_array(key, [*stored, *stored[:2]])
+            for layer in (layers, layers + 1):
+                writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.ones((48, 96), np.float32))
+                writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(48, np.float32))
+
+        return gguf_files.write(checkpoint(case), tmp_path / f"drafting-{count}", change=change)
+
+    source = open_source(BuildOptions(str(drafting(2)), tmp_path))
+    assert source.report.skipped == {"mtp": 4}
+    assert source.model == plain.model
+    assert source.checkpoint.config == plain.checkpoint.config
+    with pytest.raises(CheckpointError, match=rf"nextn_predict_layers is {layers + 2}; expected less than"):
+        open_source(BuildOptions(str(drafting(layers + 2)), tmp_path))
+    with pytest.raises(CheckpointError, match=rf"extra: blk\.{layers}\.nextn"):
+        open_source(BuildOptions(str(drafting(0)), tmp_path))
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_heads_of_values_stay_where_they_are(kind: str, tmp_path: Path) -> None:
     """The heads of values of a linear attention are in another order than in safetensors files. All codes are
@@ -232,18 +270,24 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
 
 @in_turns("target")
 @pytest.mark.parametrize("target", ["vulkan", "webgpu"])
-def test_a_gpu_stores_the_bytes_of_the_file(target: str, tmp_path: Path) -> None:
-    """Types mixed as llama.cpp mixes them: exact, not larger, and the answer is that of the weights."""
+@pytest.mark.parametrize("kind", ["Q4_K_M", *IQ4])
+def test_a_gpu_stores_the_bytes_of_the_file(kind: str, target: str, tmp_path: Path) -> None:
+    """Types mixed as llama.cpp mixes them, and types with a table: exact, not larger, and the answer is that
+    of the weights.
+    """
     require(target)
-    file, floats = gguf_files.mixed(tmp_path, "Q4_K_M")
+    below = 2500 if kind in IQ4 else 100  # larger weights exceed float16, as the test of trained sizes says
+    file, floats = gguf_files.mixed(tmp_path, kind, below)
     floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}
     found, manifest = answer(file, tmp_path / "out", target, device_classes=("software",))
     assert found == greedy(floats, WIDE)
     matrices = manifest["quantization"]["matrices"]
     assert {matrix["carried"] for matrix in matrices} == {"exact"}
-    assert [rows_of(m) for m in matrices if m["name"] == "layers.0.qkv"] == [
-        [(384, *STORED["Q4_K"]), (128, *STORED["Q6_K"])]
-    ]
+    (qkv,) = (rows_of(m) for m in matrices if m["name"] == "layers.0.qkv")
+    if kind in IQ4:
+        assert {row[1:] for row in qkv} == {(4, 32, IQ4[kind])}
+    else:
+        assert qkv == [(384, *STORED["Q4_K"]), (128, *STORED["Q6_K"])]
     assert sum(shard["bytes"] for shard in manifest["weights"]["shards"]) <= 1.02 * file.stat().st_size
 
 

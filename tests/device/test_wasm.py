@@ -8,6 +8,7 @@ import gzip
 import json
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from nearfar.kernels.buckets import Buckets
 from tests.support.architectures import CASES, checkpoint
 from tests.support.backends import Lab, executor
 from tests.support.parity import check_answers
+from tests.support.turns import in_turns
 from tests.support.wasm_executor import ARGUMENT, LAUNCH, WasmExecutor, open_wasm, require_node
 
 MOST_BYTES = 130_000
@@ -126,4 +128,24 @@ def test_experts_answer_as_transformers(tmp_path: Path) -> None:
     buckets = Buckets((1, 16), (1,))
     (path,) = build(BuildOptions(str(checkpoint(case)), tmp_path, ("wasm",), "none", buckets=buckets))
     with open_wasm(path) as engine:
+        check_answers(case, engine)
+
+
+WIDE = {"lfm2": "conv", "qwen3_5_text": "linear_attention"}
+"""Model types whose layers multiply rows element by element, and the type of such a layer."""
+
+
+@in_turns("model_type")
+@pytest.mark.parametrize("model_type", WIDE)
+def test_a_long_prompt_of_wide_rows_needs_no_memory_inside_kernels(model_type: str, tmp_path: Path) -> None:
+    """A module has 256 KiB for kernels that ask for memory, and here the rows of a step take as much."""
+    require_node()
+    found = next(case for case in CASES if str(case) == f"{model_type}-plain")
+    sizes = {"hidden_size": 264, "head_dim": 64, "linear_value_head_dim": 72, "num_hidden_layers": 2}
+    kinds = [WIDE[model_type], "full_attention"]
+    config = {**found.config, **sizes, "layer_types": kinds, "max_position_embeddings": 300}
+    case = replace(found, name="wide", config=config, prompts=(250,))
+    buckets = Buckets((1, 256), (1,))
+    (path,) = build(BuildOptions(str(checkpoint(case)), tmp_path, ("wasm",), "none", buckets=buckets))
+    with open_wasm(path, 2) as engine:
         check_answers(case, engine)

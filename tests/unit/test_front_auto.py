@@ -73,7 +73,10 @@ def test_difficulty_and_length_choose(front: Any) -> None:
     assert chosen(client, HARD) == "large"
     assert chosen(client, EASY, max_tokens=190) == "large", "its context is too small"
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["small", "large", "auto"]
-    assert chosen(client, EASY, max_tokens=5000).status_code == 503
+    assert chosen(client, EASY, max_tokens=5000) == "large", "it refuses, or takes, what is too long"
+    assert chosen(client, "word " * 60_000) == "large"
+    assert chosen(front(small_up=False), "word " * 60_000) == "large"
+    assert chosen(front({"mode": "device_only"}), "word " * 60_000) == "small"
 
 
 def test_the_policy_is_followed(front: Any) -> None:

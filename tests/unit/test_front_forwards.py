@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -310,6 +311,33 @@ def test_sound_is_forwarded_with_the_model_renamed(front: Front) -> None:
         assert wrong.status_code == 404
         assert client.post("/v1/audio/transcriptions", files=files).status_code == 400
         assert client.post("/v1/audio/transcriptions", json={"model": "ours"}).status_code == 400
+
+
+@pytest.mark.parametrize("first", ["503 Service Unavailable", "429 Too Many Requests"])
+def test_a_description_that_could_not_be_read_is_read_again(front: Front, first: str) -> None:
+    """A server that starts may list its models before it describes its paths."""
+    read: list[str] = []
+
+    def answered(path: str, body: Json) -> Iterator[bytes]:
+        if path == "/v1/models":
+            yield listing("m")
+        elif path == "/openapi.json":
+            read.append(path)
+            yield (
+                reply(first, {}) if len(read) == 1 else reply("200 OK", described({"/v1/rerank": ["model"]}))
+            )
+        else:
+            yield reply("200 OK", RANKED)
+
+    with Cloud(answered) as cloud:
+        client = front(cloud, probe_seconds=0.05)
+        body = {"model": "m", "query": "q", "documents": ["a"]}
+        for _ in range(200):
+            if (answer := client.post("/v1/rerank", json=body)).is_success:
+                break
+            time.sleep(0.02)
+        assert answer.json() == RANKED
+        assert len(read) == 2
 
 
 def test_a_server_without_a_description_is_asked_for_chats_alone(front: Front) -> None:

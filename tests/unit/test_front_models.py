@@ -173,6 +173,24 @@ def test_no_figure_is_under_an_empty_name(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/chat/completions"])
+def test_an_audit_log_with_text_has_what_was_asked_and_answered(tmp_path: Path, path: str) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl", True)
+    body = {
+        "model": "small",
+        **({"messages": HELLO} if "chat" in path else {"query": "x", "documents": ["a"]}),
+    }
+    with opened_fronts() as fronts, Cloud(answer) as cloud:
+        client = fronts(cloud, app=AppOptions(audit=audit), key=None)[1]
+        answered = client.post(path, json=body)
+        audit.flush()
+    entry = json.loads((tmp_path / "audit.jsonl").read_text())
+    if "chat" in path:
+        assert (entry["prompt"], entry["answer"]) == (HELLO, ["blue"])
+    else:
+        assert (entry["prompt"], entry["answer"]) == (body, [answered.text])
+
+
 def test_an_estimated_number_of_tokens_is_said_to_be_one(tmp_path: Path) -> None:
     for name, limits in (("alice", {"tokens_per_minute": 10}), ("bob", {"tokens_per_day": 115})):
         add_key(tmp_path / "keys.json", Key(name, hashed(name), **limits))  # type: ignore[arg-type]

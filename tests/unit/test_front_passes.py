@@ -107,9 +107,11 @@ def test_a_whole_answer_has_all_fields_of_its_stream(front: Front) -> None:
                 "index": 0,
                 "finish_reason": "eos_by_name",
                 "stop_reason": "</s>",
+                "logprobs": None,
                 "message": {
                     "role": "assistant",
                     "content": "Hi you",
+                    "refusal": None,
                     "reasoning": "hm",
                     "audio": {"data": "QQ"},
                     "reasoning_details": [{"type": "text", "text": "hm"}],
@@ -145,6 +147,7 @@ def test_calls_that_come_in_parts_are_whole_in_a_whole_answer(front: Front) -> N
     assert message == {
         "role": "assistant",
         "content": None,
+        "refusal": None,
         "tool_calls": [
             {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
             {"id": "c2", "type": "function", "extra": 1, "function": {"name": "g", "arguments": "{}"}},

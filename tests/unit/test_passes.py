@@ -4,27 +4,33 @@ import dataclasses
 from collections.abc import Callable
 from typing import get_args
 
+import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
+from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
 from nearfar.build.program import operators
 from nearfar.build.program.passes import NamedPass, run_flow
+from nearfar.build.program.passes.elementwise import RowSchedule
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.build.program.plan import plan_of, share_workspace
-from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.contract import SHARED_FROM, Stage, Staged
 from nearfar.kernels.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.kernels.program import LoweredPlan
 from nearfar.kernels.quantized import Matrix, PackedArray
 from nearfar.step.operation import Activation
 from nearfar.targets.cpu import CpuKernels
+from nearfar.targets.cpu.codegen import llvm_target, native
 from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
+from nearfar.targets.llvm.objects import compile_object
+from nearfar.targets.llvm.passes import PIPELINE
 
 M, N, K = 4, 8, 16
 JOB = Linear(m=M, matrix=Matrix(N, K, 32), x_dtype="float32", out_dtype="float32", x_rows=M)
@@ -446,3 +452,38 @@ def test_ctrl_c_inside_a_pass_stays_ctrl_c() -> None:
     stop = tvm.transform.module_pass(interrupted, opt_level=0)
     with pytest.raises(KeyboardInterrupt):
         run_flow(tvm.IRModule(), [NamedPass("stop", "it is interrupted", stop)], tvm.target.Target("llvm"))
+
+
+def _gated(rows: int) -> tvm.IRModule:
+    """a·b with a and b in the columns of one tensor, as TVM fuses it: each with an array of its own."""
+    x = te.placeholder((rows, 2 * K), "float32")
+    a = te.compute((rows, K), lambda i, j: x[i, j])
+    b = te.compute((rows, K), lambda i, j: x[i, j + K])
+    out = te.compute((rows, K), lambda i, j: a[i, j] * b[i, j])
+    return tvm.IRModule({"main": te.create_prim_func([x, out])})
+
+
+def test_kernels_of_tvm_have_no_arrays_on_a_processor_and_threads_share_many_rows() -> None:
+    for rows, kind in ((SHARED_FROM - 1, tirx.ForKind.SERIAL), (SHARED_FROM, tirx.ForKind.PARALLEL)):
+        with tvm.target.Target("llvm"):
+            (func,) = dlight.ApplyDefaultSchedule(RowSchedule())(_gated(rows)).functions.values()
+        assert not func.body.block.alloc_buffers
+        outer = func.body.block.body
+        assert (outer.extent, outer.kind) == (rows, kind)
+        assert isinstance(outer.body, tirx.For)
+        assert not isinstance(outer.body.body, tirx.For)
+
+
+def test_exponentials_in_kernels_of_tvm_are_exact_and_keep_nan() -> None:
+    x = te.placeholder((1, 512), "float32")
+    func = te.create_prim_func([x, te.compute((1, 512), lambda i, j: tirx.exp(x[i, j]))])
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    kernel = tvm.tirx.build(module, target=llvm_target(native()), pipeline=PIPELINE)["main"]
+    values = np.linspace(-86, 87, 512, dtype=np.float32)[None]
+    values[0, 7] = np.nan
+    found = tvm.runtime.tensor(np.zeros_like(values))
+    kernel(tvm.runtime.tensor(values), found)
+    np.testing.assert_allclose(found.numpy(), np.exp(values.astype(np.float64)), rtol=3e-7)
+    assert b"expf" not in compile_object(
+        func.with_attr("global_symbol", "main"), llvm_target(native()), PIPELINE
+    )

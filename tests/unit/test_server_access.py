@@ -202,6 +202,39 @@ def test_concurrent_requests_of_a_key_and_an_admin_who_ends_one(secured: Secured
     assert secured.complete("carol").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ended_from_outside_does_not_look_complete(
+    secured: Secured, path: str, stream: bool
+) -> None:
+    """These APIs have no word for such an end. The request is named by its X-Request-Id."""
+    limits = {"max_tokens": 900} if path == "/v1/messages" else {"options": {"num_predict": 900}}
+    body = {
+        "model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": stream, **limits,
+        "logit_bias": {"257": -100},
+    }  # fmt: skip
+    name, got = f"ended-{stream}-{path[-4:]}", list[tuple[int, str]]()
+
+    def ask() -> None:
+        with secured.http("alice", **{"X-Request-Id": name}) as http:
+            answered = http.post(path, json=body)
+            got.append((answered.status_code, answered.text))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with secured.http("root") as http:
+        for _ in range(500):
+            if http.delete(f"/admin/requests/{name}").is_success:
+                break
+            time.sleep(0.01)
+    asking.join(20)
+    ((status, text),) = got
+    assert "the request was ended at the server before its answer was complete" in text
+    assert status in ((200, 499) if stream else (499,))  # a stream may end before it has begun
+    assert "end_turn" not in text
+    assert "done_reason" not in text
+
+
 def test_the_keys_file_is_read_again_and_a_broken_one_is_not_taken(
     secured: Secured, monkeypatch: Any
 ) -> None:

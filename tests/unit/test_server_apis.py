@@ -404,6 +404,17 @@ def test_ollamas_tools_and_formats(llama: Any) -> None:
     assert said.prompt_eval_count > 100
 
 
+def test_anthropics_client_lists_models(claude: Any) -> None:
+    page = claude.models.list()
+    (model,) = page.data
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert (page.has_more, page.first_id, page.last_id) == (False, MODEL, MODEL)
+    assert claude.models.retrieve(MODEL).created_at == model.created_at
+    with pytest.raises(anthropic.NotFoundError) as error:
+        claude.models.retrieve("nope")
+    assert error.value.body["type"] == "error"  # type: ignore[index,call-overload]
+
+
 def test_small_endpoints(http: httpx.Client) -> None:
     assert http.get("/").json()["status"] == "ok"
     assert http.head("/").status_code == 200

@@ -85,6 +85,14 @@ def test_an_answer_to_loading_a_model_has_the_field_of_its_path(
     assert http.post(path, json={"model": "another"}).status_code == 404
 
 
+def test_a_strict_server_takes_its_own_answer_back(strict: TestClient) -> None:
+    first = strict.post(RESPONSES, json={"input": "Hello"}).json()
+    said = [{"role": "user", "content": "Hello"}, *first["output"], {"role": "user", "content": "Go on"}]
+    assert "annotations" in first["output"][0]["content"][0]
+    answer = strict.post(RESPONSES, json={"input": said})
+    assert (answer.status_code, answer.headers.get("x-nearfar-ignored")) == (200, None), answer.text
+
+
 def test_items_of_one_request_have_different_ids(http: TestClient) -> None:
     twice = [{"id": "a", "role": "user", "content": "c"}, {"id": "a", "role": "user", "content": "d"}]
     answer = http.post(RESPONSES, json={"input": twice})

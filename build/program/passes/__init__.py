@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.s_tir import dlight
 
 from nearfar.build.program.passes.activations import rules
+from nearfar.build.program.passes.elementwise import RowSchedule
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
 from nearfar.build.program.passes.project import Bundled, FuseProjection
@@ -34,7 +35,8 @@ class NamedPass:
 
 def compile_flow(kernels: Kernels, bundled: Bundled, *, gpu: bool) -> list[NamedPass]:
     """All passes in order. At the end a function is a sequence of kernel calls over planned storage."""
-    schedule = [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()] if gpu else []
+    on_gpu = (dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback())
+    schedule = on_gpu if gpu else (RowSchedule(),)
     return [
         NamedPass("fuse-residual", "x + linear(y), or x + norm(y), becomes one kernel", FuseResidual()),
         NamedPass("fuse-gate", "activation(gate)·up joins the matmul that makes them", FuseGate()),
@@ -58,9 +60,7 @@ def compile_flow(kernels: Kernels, bundled: Bundled, *, gpu: bool) -> list[Named
         NamedPass("annotate", "classify TIR functions for fusion", relax.transform.AnnotateTIROpPattern()),
         NamedPass("fuse-ops", "group what can run in one kernel", relax.transform.FuseOps()),
         NamedPass("fuse-tir", "merge each group's TIR", relax.transform.FuseTIR()),
-        NamedPass(
-            "schedule", "default schedules for TVM's own kernels", dlight.ApplyDefaultSchedule(*schedule)
-        ),
+        NamedPass("schedule", "schedules for TVM's own kernels", dlight.ApplyDefaultSchedule(*schedule)),
         NamedPass("lower-operators", "our operators become the target's kernels", LowerOperators(kernels)),
         NamedPass("straighten", "leave dataflow form", relax.transform.ToNonDataflow()),
         NamedPass("impure", "kernel calls write their outputs", relax.transform.RemovePurityChecking()),

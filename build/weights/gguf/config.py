@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.build.weights.gguf import families, qwen35, state_spaces
+from nearfar.build.weights.gguf.drafts import drafting, without_drafts
 from nearfar.build.weights.gguf.facts import WINDOW, Config, Facts
 from nearfar.build.weights.gguf.header import GgufTensor, Header
 from nearfar.errors import CheckpointError
@@ -35,12 +36,9 @@ def read_config(header: Header, tensors: Mapping[str, GgufTensor]) -> Config:
             raise CheckpointError(f"{header.file}: {what}")
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"{header.file}: general.architecture is {name!r}; those read are {known}")
-    prefix = f"{name}."
-    given = {
-        key.removeprefix(prefix): _plain(value)
-        for key, value in header.metadata.items()
-        if key.startswith(prefix)
-    }
+    prefix, stored = _own_keys(header)
+    held = without_drafts(stored, drafting(stored, str(header.file), prefix))
+    given = {key: _plain(value) for key, value in held.items()}
     if name == "gemma4":
         given = families.gemma4_keys(given)
     elif name in HYBRID:
@@ -60,6 +58,19 @@ def read_config(header: Header, tensors: Mapping[str, GgufTensor]) -> Config:
         key = next(iter(unread))
         read.refuse(key, "nothing: it is not supported, and may change what the model computes")
     return facts.config
+
+
+def drafting_layers(header: Header) -> int:
+    """The number of layers that draft tokens, behind those of the config."""
+    prefix, stored = _own_keys(header)
+    return drafting(stored, str(header.file), prefix)
+
+
+def _own_keys(header: Header) -> tuple[str, dict[str, Any]]:
+    """How the architecture's own keys begin in the file, and these keys without that beginning."""
+    prefix = f"{header.metadata['general.architecture']}."
+    found = {key: value for key, value in header.metadata.items() if key.startswith(prefix)}
+    return prefix, {key.removeprefix(prefix): value for key, value in found.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint, write_files
-from nearfar.build.weights.gguf.config import read_config
+from nearfar.build.weights.gguf.config import drafting_layers, read_config
 from nearfar.build.weights.gguf.header import GgufTensor, Header, is_gguf, read_header
 from nearfar.build.weights.gguf.names import (
     FLAT,
@@ -60,19 +60,19 @@ class GgufCheckpoint(DirectoryCheckpoint):
         wanted = {name: first.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
         self._sampling = {name: _shortest(value) for name, value in wanted.items() if value is not None}
         self._files = [header.file for header in headers]
-        self.tensors = self._named(first.file, tensors, config)
+        layers = int(config["num_hidden_layers"]), drafting_layers(first)
+        self.tensors = self._named(first.file, tensors, *layers)
         entries = {name: tensor.entry for name, tensor in sorted(self.tensors.items())}
         super().__init__(first.file, name, config, entries)
 
     def _named(
-        self, file: Path, tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]
+        self, file: Path, tensors: Mapping[str, GgufTensor], layers: int, drafting: int
     ) -> dict[str, GgufTensor]:
         named: dict[str, GgufTensor] = {}
-        layers = int(config["num_hidden_layers"])
         for name, tensor in tensors.items():
             if name in FREQUENCIES:
                 continue
-            ours = tensor_name(self._architecture, name, layers)
+            ours = tensor_name(self._architecture, name, layers, drafting)
             each = expert_names(self._architecture, name)
             if each and len(tensor.shape) > 1 and not ours.startswith(DRAFTS):
                 held = {

@@ -158,8 +158,6 @@ TOPS: Mapping[str, Mapping[str, str]] = {
 """Names outside of layers that differ in an architecture from those of TOP."""
 LAYERS: Mapping[str, str] = dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "backbone.layers")
 """The module of layers, where it is not model.layers."""
-DRAFTING = ("qwen35", "qwen35moe")
-"""Architectures whose files may have layers behind the last that draft tokens."""
 PAIRED = ("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3", "arcee")
 """Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
 EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up|down)_exps\.(weight|bias)")
@@ -178,16 +176,16 @@ ONE_MORE = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
 NOT_MORE = ".linear_attn.norm.weight"
 
 
-def tensor_name(architecture: str, name: str, layers: int) -> str:
+def tensor_name(architecture: str, name: str, layers: int, drafting: int) -> str:
     """Transformers' name of a tensor of a model with `layers` layers; an unknown name is unchanged, and is
-    later reported as extra. Tensors of layers that draft tokens have names that begin with DRAFTS.
+    later reported as extra. Tensors of the `drafting` layers behind these have names that begin with DRAFTS.
     """
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?", name)
     if found is None:
         return name
     layer, part, kind = found.group(1), found.group(2), found.group(3) or "weight"
     if layer is not None and int(layer) >= layers:
-        return f"{DRAFTS}{name}" if architecture in DRAFTING else name
+        return f"{DRAFTS}{name}" if int(layer) < layers + drafting else name
     if layer is None:
         top = {**TOP, **TOPS.get(architecture, {})}.get(part)
         return name if top is None else f"{top}.{kind}"

@@ -19,17 +19,10 @@ INTERVAL = 4
 
 
 def keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a file without the layers that draft tokens, and with a width of MLPs: only the experts'
-    width is in files of models in which every layer has experts.
+    """The keys of a file with a width of MLPs: only the experts' width is in files of models in which every
+    layer has experts.
     """
-    out = dict(given)
-    drafting, layers = out.pop("nextn_predict_layers", 0), out.get("block_count")
-    if type(drafting) is int and type(layers) is int and 0 < drafting < layers:
-        out["block_count"] = layers - drafting
-        if isinstance(out.get(RECURRENT), list):
-            out[RECURRENT] = out[RECURRENT][:-drafting]
-    out.setdefault("feed_forward_length", out.get("expert_feed_forward_length"))
-    return out
+    return {"feed_forward_length": given.get("expert_feed_forward_length"), **given}
 
 
 def qwen35(facts: Facts) -> None:

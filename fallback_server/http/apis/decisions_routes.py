@@ -34,7 +34,7 @@ def add(api: APIRouter, service: Service) -> None:
         questions = questions_of(body, chat.messages)
         wanted = replace(chat, messages=(), questions=tuple(questions))
         return await TrackedCall(service, request, wanted).score(
-            lambda found: decision(body, wanted.model, found)
+            lambda found: decision(body, wanted.model, found), len(body.questions)
         )
 
     @api.post("/score", response_model=None)

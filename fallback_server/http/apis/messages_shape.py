@@ -11,6 +11,7 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import FinishReason
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
+from nearfar.fallback_server.http.answering import check_ended
 from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.paths import MESSAGES
 from nearfar.fallback_server.http.shapes import Record
@@ -18,7 +19,6 @@ from nearfar.fallback_server.http.streams import EVENTS, event
 
 _REASONS: dict[FinishReason, str] = {
     "stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal",
-    "abort": "end_turn",
 }  # fmt: skip
 
 
@@ -80,6 +80,7 @@ class MessageShape:
         }  # fmt: skip
 
     def _taken(self, piece: Piece) -> Iterator[tuple[str, Record]]:
+        check_ended(piece)
         if piece.reasoning:
             yield from self._grown("thinking", piece.reasoning, {"signature": ""})
         if piece.text:

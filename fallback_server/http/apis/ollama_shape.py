@@ -10,6 +10,7 @@ from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
 from nearfar.edge_runtime.openai.records import FinishReason
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
+from nearfar.fallback_server.http.answering import check_ended
 from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.paths import OLLAMA
 from nearfar.fallback_server.http.shapes import Record
@@ -66,6 +67,7 @@ class OllamaShape:
         return {**self._head(), **self._said(text, thought, self._whole_calls()), **self._figures(usage)}
 
     def _take(self, piece: Piece) -> None:
+        check_ended(piece)
         self._calls += piece.tool_calls
         self._finish = piece.finish or self._finish
 

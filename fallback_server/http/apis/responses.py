@@ -32,6 +32,7 @@ from nearfar.fallback_server.http.places import differing, fault_at
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     NO_MEDIA,
+    Echoed,
     FunctionSpec,
     ModelName,
     SamplingFields,
@@ -50,6 +51,8 @@ class InputPart(Strict):
     type: Annotated[str, Field(max_length=64)]
     text: str | None = None
     refusal: str | None = None
+    annotations: Annotated[Echoed | None, SILENT] = None
+    logprobs: Annotated[Echoed | None, SILENT] = None
     image_url: Annotated[Any, PASSED] = None
     detail: Annotated[Any, PASSED] = None
     file_id: Annotated[Any, PASSED] = None

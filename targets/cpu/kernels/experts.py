@@ -14,7 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.contract import SHARED_FROM, Stage, Staged
 from nearfar.kernels.jobs import Experts
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
@@ -207,7 +207,7 @@ def _body(job: Experts, tiling: ExpertTiles, first: Side, last: Side, buf: Buffe
 
 def _slots(tiling: ExpertTiles, plan: Expr, tiles: Expr) -> Any:
     """A loop over the slots."""
-    if tiling.pairs < v.MANY:
+    if tiling.pairs < SHARED_FROM:
         return T.serial(0, tiles * tiling.rows)
     return v.parallel(T.Bind(tiles * tiling.rows))
 

@@ -17,12 +17,12 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.contract import SHARED_FROM
+from nearfar.targets.llvm.exponential import exponential
+
 LANES = 16
 ROWS = LANES  # output rows of a packed block: a vector of accumulators
 Expr = Any  # tirx expressions carry their operators at run time only
-
-MANY = 16
-"""Rows from which waking threads pays off."""
 
 I32X16, U32X16, F32X16 = "int32x16", "uint32x16", "float32x16"
 
@@ -44,8 +44,8 @@ def rows(m: Expr) -> Any:
     too.
     """
     if isinstance(m, int):
-        return parallel(m) if m >= MANY else T.serial(0, m)
-    return parallel(m, tirx.Select(m < MANY, i32(1), m))
+        return parallel(m) if m >= SHARED_FROM else T.serial(0, m)
+    return parallel(m, tirx.Select(m < SHARED_FROM, i32(1), m))
 
 
 def parallel(extent: Expr, told: Expr | None = None) -> Any:
@@ -201,20 +201,8 @@ def hmax(value: Expr) -> Expr:
 
 
 def exp(x: Expr) -> Expr:
-    """e^x on sixteen lanes, with an error of at most 2 ulp; libm's expf is scalar and would take 16 calls.
-
-    2^n · 2^f, f in [-0.5, 0.5], by a polynomial of degree 6 (Taylor coefficients of e^r, r = x − n·ln 2, |r|
-    ≤ 0.347: error < 2e-8).
-    """
-    x = T.Bind(tirx.max(tirx.min(x, splat(88.0)), splat(-87.0)))
-    n = T.Bind(tirx.nearbyint(x * splat(1.4426950408889634)))
-    r = T.Bind(x - n * splat(0.693359375))  # ln 2 in two parts (Cody-Waite), so that r is exact
-    r = T.Bind(r - n * splat(-2.12194440e-4))
-    poly = splat(1.0 / 720)
-    for coefficient in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
-        poly = T.Bind(poly * r + splat(float(coefficient)))
-    power = (cast(n, I32X16) + isplat(127)) << isplat(23)
-    return T.Bind(poly * bits(power, F32X16))
+    """e^x on sixteen lanes; libm's expf is scalar and would take 16 calls. NaN gives a number."""
+    return exponential(x, T.Bind, LANES)
 
 
 def keep(value: Expr, dtype: str = F32X16) -> Expr:

@@ -16,6 +16,8 @@ from functools import partial
 
 from tvm import ir, s_tir, tirx, transform
 
+from nearfar.targets.llvm.exponential import exponential
+
 PIPELINE = "nearfar_cpu"
 TRUSTING = "nearfar_cpu_trusting"
 """The pipeline for callers that write arguments as the manifest lists them: kernels do not check arguments.
@@ -55,3 +57,23 @@ def _finalize() -> transform.Pass:
 
 tirx.compilation_pipeline.PIPELINE_MAP[PIPELINE] = pipeline
 tirx.compilation_pipeline.PIPELINE_MAP[TRUSTING] = partial(pipeline, trusting=True)
+
+
+def _exp(call: tirx.Call) -> tirx.Expr:
+    """e^x of a value in TVM's own kernels, as arithmetic: LLVM makes vectors of it, and of a call of libm's
+    expf it cannot (silu of 256 rows of 2,048 took 0.84 ms, and takes 0.09). NaN stays NaN.
+    """
+    bound: list[tuple[tirx.Var, tirx.Expr]] = []
+
+    def bind(value: tirx.Expr) -> tirx.Var:
+        bound.append((tirx.Var(f"value{len(bound)}", "float32"), value))
+        return bound[-1][0]
+
+    x = bind(call.args[0])
+    found = tirx.Select(x == x, exponential(x, bind, 1), x)
+    for name, value in reversed(bound):
+        found = tirx.Let(name, value, found)
+    return found
+
+
+tirx.register_intrin_lowering("tirx.exp", "llvm", f=_exp, level=99)  # TVM's own has level 10
