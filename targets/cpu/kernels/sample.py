@@ -34,6 +34,7 @@ from nearfar.targets.cpu.units import Unit
 Expr = Any
 NEG_INF = float("-inf")
 HIGHEST = 3.4028234663852886e38  # the largest float32
+INFINITE = 0x7F800000  # the bits of infinity
 NOISE = 19.6
 """Upper bound of the difference between the largest and the smallest noise: −log 2⁻²⁴ + log(−log 2⁻²⁵) =
 19.49.
@@ -68,7 +69,7 @@ def sample(job: Sample, unit: Unit) -> Staged:
 
     def body(buf: dict[str, Expr]) -> None:
         def draws(r: Expr) -> Expr:
-            return tirx.all(buf["sample_i32"][r, 0] >= 0, buf["sample_f32"][r, 0] > v.f32(0.0))
+            return tirx.all(buf["sample_i32"][r, 0] >= 0, _is_drawn(buf["sample_f32"][r, 0]))
 
         def cuts(r: Expr) -> Expr:
             some = tirx.any(buf["sample_i32"][r, 1] > 0, buf["sample_f32"][r, 1] < v.f32(1.0))
@@ -117,13 +118,19 @@ def _best(buf: dict[str, Expr], r: Expr) -> Expr:
     return T.Bind(token[0])
 
 
+def _is_drawn(temperature: Expr) -> Expr:
+    """Whether a temperature is above 0: its bits decide, because kernels take subnormal numbers as zero."""
+    bits = v.bits(temperature, "int32")
+    return tirx.all(bits > v.i32(0), bits <= v.i32(INFINITE))
+
+
 def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> None:
     """Write steps 1 to 5 of a chunk to scratch:0, and the chunk's best value. Values that are not finite, or
     past the vocabulary, become -inf.
     """
     repetition, presence, frequency = (T.Bind(buf["sample_f32"][r, i]) for i in (3, 4, 5))
     given = T.Bind(buf["sample_f32"][r, 0])
-    drawn = given > v.f32(0.0)
+    drawn = _is_drawn(given)
     temperature = T.Bind(tirx.Select(drawn, tirx.max(given, v.f32(COLDEST)), v.f32(1.0)))
     bound = T.Bind(tirx.Select(drawn, v.f32(BOUND), v.f32(HIGHEST)))
 
