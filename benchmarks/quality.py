@@ -55,9 +55,9 @@ class Row:
     arguments: dict[str, Any]
 
 
-def rows(tools: str, keep: str | None) -> list[Row]:
+def rows(tools: str, keep: str | None, windows: int) -> list[Row]:
     """All configurations. `tools`: the folder of llama.cpp's tools; `keep`: a folder where llama.cpp's rows
-    share what they need, None for none.
+    share what they need, None for none; `windows`: windows that mlx_lm's quantizers get.
     """
     ways: dict[str, Any] = {"": {}, " pairs": {"scales": ["pairs"]}}
     found = [
@@ -80,13 +80,15 @@ def rows(tools: str, keep: str | None) -> list[Row]:
         _mlx(f"mx.quantize q{bits} g{group}", "quantize", bits=bits, group=group)
         for bits in (2, 3, 4, 5) for group in (64, 32)
     ]  # fmt: skip
+    given = {"windows": windows}
     for bits in (2, 3, 4):
         found += [
             _mlx(f"mlx_lm dynamic_quant {bits}/{bits + 1} bits", "dynamic",
-                 low=bits, high=bits + 1, group=64, target=bits + 1.0),
-            _mlx(f"mlx_lm awq q{bits} g64", "awq", bits=bits, group=64),
-            _mlx(f"mlx_lm gptq q{bits} g64", "gptq", bits=bits, group=64, embedding=bits),
-            *(_mlx(f"mlx_lm dwq q{bits} g64, rate {rate}", "dwq", bits=bits, group=64, rate=float(rate))
+                 low=bits, high=bits + 1, group=64, target=bits + 1.0, **given),
+            _mlx(f"mlx_lm awq q{bits} g64", "awq", bits=bits, group=64, **given),
+            _mlx(f"mlx_lm gptq q{bits} g64", "gptq", bits=bits, group=64, embedding=bits, **given),
+            *(_mlx(f"mlx_lm dwq q{bits} g64, rate {rate}", "dwq", bits=bits, group=64, rate=float(rate),
+                   **given)
               for rate in ("1e-6", "1e-4", "1e-3")),
         ]  # fmt: skip
     for kind in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"):
@@ -236,6 +238,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows that one of these regular expressions finds")
     parser.add_argument("--llama-tools", default="", help="folder of llama-quantize and llama-imatrix")
     parser.add_argument("--keep", default=None, help="folder for what several rows of llama.cpp need")
+    parser.add_argument(
+        "--mlx-windows", type=int, default=128, help="windows of the text for mlx_lm, by default %(default)s"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the measuring, by default %(default)s")
     parser.add_argument(
         "--fit", action="store_true", help="nearfar at just the bytes of each peer's row, too"
@@ -257,7 +262,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     texts = {file.stem: windows(options.model, file, options.limit_windows) for file in options.text}
     words = options.only.split(",")
-    found = rows(options.llama_tools, options.keep)
+    found = rows(options.llama_tools, options.keep, options.mlx_windows)
     wanted = [row for row in found if any(re.search(word, row.name) for word in words)]
     wanted += [fitting(int(size)) for size in options.sizes.split(",") if size]
     records = []

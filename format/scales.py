@@ -110,11 +110,9 @@ OF_GGUF = {
     "Q6_K": Scales(8, False, OF_KQUANTS),
 }  # fmt: skip
 """Two levels, by the names of GGUF's types."""
-LINEAR = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()))
-"""All ways of storing scales of codes without a table."""
 IQ4 = {"IQ4_NL": Scales(offsets=False, table="iq4"), "IQ4_XS": Scales(6, False, OF_KQUANTS, "iq4")}
 """The ways with a table, by the names of GGUF's types."""
-ALL = (*LINEAR, *IQ4.values())
+ALL = (*ONE_LEVEL, *dict.fromkeys(OF_GGUF.values()), *IQ4.values())
 """All ways, each with superblocks of one length (Scales.form)."""
 
 

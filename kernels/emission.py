@@ -15,6 +15,7 @@ import tvm
 
 from nearfar.format import manifest
 from nearfar.format.manifest import Buffer, Function
+from nearfar.kernels.keep import Keep
 from nearfar.kernels.program import LoweredPlan, LoweredProgram
 
 Told = Callable[[int, int], None]
@@ -27,7 +28,7 @@ def _silent(done: int, total: int) -> None:
 @dataclass(frozen=True)
 class EmitContext:
     """The surroundings of an emitted program: the folder to write to, buffers by name, bytes of the largest
-    tensor of the weights, whether figures are wanted, and a callback for progress.
+    tensor of the weights, whether figures are wanted, a callback for progress, and the cache for parts.
     """
 
     root: Path
@@ -36,6 +37,8 @@ class EmitContext:
     figures: bool = False
     told: Told = _silent
     """Called with the number of compiled kernels and of all kernels of the program."""
+    keep: Keep | None = None
+    """Has parts of programs that earlier builds made; None: everything is compiled."""
 
 
 Emit = Callable[[LoweredProgram, EmitContext], manifest.Program]

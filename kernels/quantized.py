@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.format.scales import ALL, PAIRS, TABLES, Scales, matrix_bytes
+from nearfar.format.scales import ALL, PAIRS, TABLES, VALUE_BITS, Scales, matrix_bytes
 from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
@@ -63,6 +63,11 @@ class Matrix:
     def quantized(self) -> bool:
         """Whether the matrix holds integers with scales."""
         return self.bits in BITS
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of the integers that are scaled: codes, or values of a table; of values without scales."""
+        return VALUE_BITS if self.scales.table else self.bits
 
     @property
     def zero(self) -> int:

@@ -4,6 +4,10 @@ compiles nothing.
 A file is named after the fingerprint of a program, and holds the program's record and files with a digest of
 them. It is written under a temporary name and renamed. A damaged or misplaced file is ignored and the program
 is compiled again.
+
+Object files of single kernels are kept, too, by the fingerprint of their TIR. LLVM takes most of a
+compilation's time, models have kernels in common, and a change to the code that makes kernels leaves most of
+them as they were: then a program is put together from kept object files.
 """
 
 from __future__ import annotations
@@ -11,16 +15,22 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from nearfar.build.program.compiled import Compiled
+from nearfar.build.program.fingerprint import fingerprint
 from nearfar.errors import NearfarWarning
 from nearfar.folders import cache_folder, read_cache, trim_cache, write_cache
 
 FOLDER = "NEARFAR_KERNEL_CACHE"
 """The environment variable that names another folder for the cache."""
 LIMIT = 1 << 30  # bytes; a program of a model of a billion parameters takes about one million
+OBJECTS_LIMIT = 1 << 29  # bytes; the object file of a kernel takes some thousands
 _SUFFIX = ".program"
+_OBJECT = ".object"
 
 
 class KernelCache:
@@ -58,3 +68,35 @@ class KernelCache:
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}{_SUFFIX}"
+
+
+@dataclass(frozen=True)
+class ObjectCache:
+    """The folder with a file for each object file of a kernel; a `nearfar.kernels.keep.Keep`."""
+
+    folder: Path
+    limit: int = OBJECTS_LIMIT
+
+    @classmethod
+    def beside(cls, programs: KernelCache) -> ObjectCache:
+        """The object files that belong to a cache of programs."""
+        return cls(programs.folder / "objects")
+
+    def __call__(self, make: Callable[[], bytes], /, *decides: object) -> bytes:
+        """See Keep. A damaged or misplaced file is made again; in a folder that cannot be
+        written, every file is made each time.
+        """
+        key = fingerprint(*decides)
+        file, mark = self.folder / f"{key}{_OBJECT}", bytes.fromhex(key)
+        found = read_cache(file)
+        if found.startswith(mark):
+            with contextlib.suppress(OSError):
+                os.utime(file)
+            return zlib.decompress(found[len(mark) :])
+        made = make()
+        write_cache(file, mark + zlib.compress(made, 1))
+        return made
+
+    def trim(self) -> None:
+        """Delete the least recently used object files beyond the limit."""
+        trim_cache(self.folder, _OBJECT, self.limit)

@@ -20,6 +20,7 @@ IDLE = {
     "nearfar": "names the two halves of the project",
     "nearfar.children": "says what a compiler's environment has",
     "nearfar.control_groups": "says what a container's limits are",
+    "nearfar.errors": "says why nothing is compiled",
     "nearfar.folders": "says where zig keeps what it made",
     "nearfar.processors": "says how much is compiled side by side",
 }

@@ -22,7 +22,7 @@ from nearfar.build.program.beside import Share, beside, shares
 from nearfar.build.program.compile import Compilation, check_supported, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
-from nearfar.build.program.kept import KernelCache
+from nearfar.build.program.kept import KernelCache, ObjectCache
 from nearfar.build.source import Source
 from nearfar.build.targets.target import KernelCounts, Made, OverFiles, Programs, Tell, check_kv_bits
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
@@ -159,15 +159,17 @@ class PlannedTarget(Planned):
 
     def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
         """Compile a program for each selected variant, or take it from the kernel cache."""
+        cache = KernelCache() if options.kernel_cache else None
+        objects = ObjectCache.beside(cache) if cache else None
         context = EmitContext(
             root=Path(),
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
             largest_weight=self._largest_weight(source),
             figures=options.kernel_figures,
+            keep=objects,
         )
         job = self._job(source, options)
         asked = self._asked(options)
-        cache = KernelCache() if options.kernel_cache else None
         keys = {variant.name: self._key(job, variant, context) for variant in asked} if cache else {}
         kept = {name: found for name, key in keys.items() if cache and (found := cache.get(key))}
         if options.dump_ir is not None:
@@ -178,6 +180,8 @@ class PlannedTarget(Planned):
         for name, program in made.items():
             if cache is not None:
                 cache.put(keys[name], program)
+        if objects is not None and made:
+            objects.trim()
         programs = _apart((kept | made)[variant.name] for variant in asked)
         return Programs(programs, KernelCounts(_kernels(kept), _kernels(made)))
 

@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD
 from nearfar.kernels.quantized import Array
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.tir_passes import PIPELINE
+from nearfar.targets.llvm.passes import PIPELINE
 
 HALVES = tuple(range(LANES // v.LANES))
 SMALLEST = 2.0**-14  # the smallest normal float16

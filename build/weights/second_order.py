@@ -11,6 +11,7 @@ the superblocks stay, and integers are solved for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,10 @@ DAMPING = 0.01
 """The share of the mean moment that is added to each moment, as published (GPTQ). Between 0.001 and 0.05
 perplexity changes by noise only.
 """
-BLOCK = 128
-"""Inputs whose errors are propagated to the rest of a row together."""
+BLOCK = 16
+"""Inputs whose errors are propagated one by one, not as products of matrices."""
+LEAF = 128
+"""Rows of a triangular matrix that are inverted by NumPy."""
 ROWS = 512
 """Rows that one thread works on."""
 ROUNDS = 2
@@ -55,14 +58,29 @@ class Curvature:
         diagonal = np.einsum("ii->i", damped)
         diagonal += DAMPING * max(float(diagonal.mean()), 1e-12)
         order = np.argsort(-diagonal, kind="stable")
-        inverse = np.linalg.inv(np.linalg.cholesky(damped[order][:, order]))  # L⁻¹, with H⁻¹ = L⁻ᵀ·L⁻¹
-        factor = np.linalg.cholesky(inverse.T @ inverse).T
+        # H = U·Uᵀ with U upper, from the Cholesky factor of H in reverse order; then H⁻¹ = U⁻ᵀ·U⁻¹
+        reverse = order[::-1]
+        lower = np.asarray(np.linalg.cholesky(damped[reverse][:, reverse]), np.float64)
+        factor = inverse_of_lower(lower)[::-1, ::-1]
         return Curvature(damped.astype(np.float32), order, np.ascontiguousarray(factor, np.float32))
 
     @property
     def importance(self) -> F32:
         """The second moment of each input, [k]."""
         return np.ascontiguousarray(np.diagonal(self.moments))
+
+
+def inverse_of_lower(lower: F64) -> F64:
+    """Invert a lower triangular matrix [k, k] by halves: a quarter of the operations of `np.linalg.inv`."""
+    k = len(lower)
+    if k <= LEAF:
+        return np.asarray(np.linalg.inv(lower))
+    half = k // 2
+    first, last = inverse_of_lower(lower[:half, :half]), inverse_of_lower(lower[half:, half:])
+    out = np.zeros_like(lower)
+    out[:half, :half], out[half:, half:] = first, last
+    out[half:, :half] = -last @ (lower[half:, :half] @ first)
+    return out
 
 
 def quantize_second_order(weight: Array, scheme: Scheme, name: str, curvature: Curvature) -> QuantTensor:
@@ -80,6 +98,25 @@ def quantize_second_order(weight: Array, scheme: Scheme, name: str, curvature: C
     with ThreadPoolExecutor(WORKERS) as pool:
         parts = list(pool.map(solved, range(0, len(wide), ROWS)))
     return stack(parts)
+
+
+def _by_halves(
+    first: int,
+    last: int,
+    most: int,
+    some: Callable[[int, int], None],
+    carry: Callable[[int, int, int], None],
+) -> None:
+    """Solve for steps [first, last) in order, at most `most` together with `some(first, last)`. Between two
+    halves `carry(first, middle, last)` applies what the first has changed to all of the second.
+    """
+    if last - first <= most:
+        some(first, last)
+        return
+    middle = (first + last) // 2
+    _by_halves(first, middle, most, some, carry)
+    carry(first, middle, last)
+    _by_halves(middle, last, most, some, carry)
 
 
 def error(weight: F32, rounded: F32, moments: F32) -> float:
@@ -100,23 +137,28 @@ class _Rows:
     def round(self) -> None:
         """Round with GPTQ's pass over the inputs, on the current grids."""
         order, factor, group = self.curvature.order, self.curvature.factor, self.scheme.group_size
-        left = np.asfortranarray(self.weight[:, order])  # in Fortran order, so that columns are contiguous
+        # the rows of these arrays are inputs, so that an input's values are contiguous
+        left = np.ascontiguousarray(self.weight.T[order])
+        errors, codes = np.empty_like(left), np.empty_like(left)
+        scales, biases = (np.ascontiguousarray(values.T) for values in (self.scale, self.bias))
+        divisors = scales if self.units is None else np.where(scales == 0, np.inf, scales)
         top = np.float32(2**self.scheme.bits - 1)
-        k = left.shape[1]
-        for first in range(0, k, BLOCK):
-            last = min(k, first + BLOCK)
-            block = left[:, first:last]
-            errors = np.empty_like(block)
-            for j in range(last - first):
-                input = order[first + j]
-                scale, bias = self.scale[:, input // group], self.bias[:, input // group]
-                column = block[:, j]
-                divisor = scale if self.units is None else np.where(scale == 0, np.inf, scale)
-                code = np.clip(np.rint((column - bias) / divisor), 0, top)
-                self.codes[:, input] = code
-                errors[:, j] = (column - (scale * code + bias)) / factor[first + j, first + j]
-                block[:, j + 1 :] -= errors[:, j, None] * factor[first + j, first + j + 1 : last]
-            left[:, last:] -= errors @ factor[first:last, last:]
+
+        def some(first: int, last: int) -> None:
+            for at in range(first, last):
+                input = order[at]
+                scale, bias = scales[input // group], biases[input // group]
+                code = np.rint((left[at] - bias) / divisors[input // group])
+                np.clip(code, 0, top, out=code)
+                codes[input] = code
+                errors[at] = (left[at] - (scale * code + bias)) / factor[at, at]
+                left[at + 1 : last] -= factor[at, at + 1 : last, None] * errors[at]
+
+        def carry(first: int, middle: int, last: int) -> None:
+            left[middle:last] -= factor[first:middle, middle:last].T @ errors[first:middle]
+
+        _by_halves(0, len(left), BLOCK, some, carry)
+        self.codes = np.ascontiguousarray(codes.T)
 
     def refit(self) -> None:
         """Refit scale and bias of each group in turn, with the codes fixed: the two normal equations in the
@@ -124,7 +166,9 @@ class _Rows:
         """
         moments, group = self.curvature.moments, self.scheme.group_size
         spread = (self.weight - self._rounded()) @ moments
-        for index in range(self.scale.shape[1]):
+        changes = np.empty_like(spread)
+
+        def one(index: int, _: int) -> None:
             inside = slice(index * group, (index + 1) * group)
             local, codes = moments[inside, inside], self.codes[:, inside]
             by_codes = codes @ local
@@ -142,8 +186,13 @@ class _Rows:
             better = gain < 0
             self.scale[:, index] = np.where(better, scale, self.scale[:, index])
             self.bias[:, index] = np.where(better, bias, self.bias[:, index])
-            change *= better[:, None]
-            spread += change @ moments[inside]
+            changes[:, inside] = change * better[:, None]
+
+        def carry(first: int, middle: int, last: int) -> None:
+            done, later = slice(first * group, middle * group), slice(middle * group, last * group)
+            spread[:, later] += changes[:, done] @ moments[done, later]
+
+        _by_halves(0, self.scale.shape[1], 1, one, carry)
 
     def _stored(self, index: int, scale: F32, bias: F32) -> tuple[F32, F32]:
         """The nearest scale and bias of group `index` that the scheme stores."""

@@ -69,7 +69,7 @@ def write_whole(file: Path, content: bytes) -> None:
         raise
 
 
-def trim_cache(folder: Path, suffix: str, most: int, keep: Path) -> None:
+def trim_cache(folder: Path, suffix: str, most: int, keep: Path | None = None) -> None:
     """Remove the least recently used files with a suffix (by their time) until all take at most `most` bytes,
     but never `keep`; also remove abandoned half-written files.
 
@@ -80,6 +80,8 @@ def trim_cache(folder: Path, suffix: str, most: int, keep: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
+                if entry.is_dir():
+                    continue
                 state = entry.stat()
                 there.append((state.st_mtime, state.st_size, Path(entry.path)))
     whole = sorted(each for each in there if each[2].suffix == suffix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -18,11 +18,13 @@ from tvm.target import codegen as llvm
 from nearfar.errors import BuildError
 from nearfar.format.machines import KNOWN, architecture
 from nearfar.format.processor import offered
+from nearfar.kernels.keep import Keep
 from nearfar.processors import processors
 from nearfar.targets.cpu.link import link
 from nearfar.targets.cpu.platforms import Platform, host
-from nearfar.targets.cpu.tir_passes import PIPELINE
 from nearfar.targets.cpu.units import BASELINE, Unit, nearest
+from nearfar.targets.llvm.objects import object_of
+from nearfar.targets.llvm.passes import PIPELINE
 
 # the class's type stub requires fields that the class computes itself
 _Structure: Any = tvm_ffi.StructuralKey
@@ -60,15 +62,16 @@ def compile_library(
     unit: Unit | None = None,
     platform: Platform | None = None,
     told: Callable[[int, int], None] | None = None,
+    keep: Keep | None = None,
 ) -> None:
     """Compile `mod` and the runtime into the shared library `path`; the same input gives the same bytes.
 
     `unit`, `platform`: default to this machine's. `told`: called with the number of compiled kernels and of
-    all kernels.
+    all kernels. `keep`: has object files of earlier builds.
     """
     where = platform or host()
     with tempfile.TemporaryDirectory(prefix="nearfar-kernels-") as folder:
-        made = compile_objects(mod, unit or native(), where.triple, Path(folder), told=told)
+        made = compile_objects(mod, unit or native(), where.triple, Path(folder), told=told, keep=keep)
         link(made.files, where, Path(path), made.shared)
 
 
@@ -89,6 +92,7 @@ def compile_objects(
     folder: Path,
     pipeline: str = PIPELINE,
     told: Callable[[int, int], None] | None = None,
+    keep: Keep | None = None,
 ) -> Objects:
     """Compile functions to object files for LLVM's `triple` (None: this machine's), one for each, written
     into `folder`.
@@ -107,7 +111,7 @@ def compile_objects(
     def compile_one(item: tuple[int, tuple[Any, str]]) -> Path:
         index, (structure, name) = item
         path = folder / f"kernels{index}.o"
-        path.write_bytes(_object(name, structure, unit, triple, pipeline))
+        path.write_bytes(_object(_Kernel(name, structure, unit, triple, pipeline, keep)))
         return path
 
     total = len(first) + len(shared)
@@ -120,11 +124,20 @@ def compile_objects(
     return Objects(files, shared)
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """What an object file is made of, and the cache that may have it, which makes no difference to it."""
+
+    name: str
+    structure: Any
+    unit: Unit
+    triple: str | None
+    pipeline: str
+    keep: Keep | None = field(compare=False)
+
+
 @lru_cache(maxsize=512)
-def _object(name: str, structure: Any, unit: Unit, triple: str | None, pipeline: str) -> bytes:
+def _object(kernel: _Kernel) -> bytes:
     """The object file of a kernel, cached: models share many kernels, above all the sampler's."""
-    module = tvm.IRModule({name: structure.key.with_attr("global_symbol", name)})
-    with tempfile.TemporaryDirectory(prefix="nearfar-kernel-") as folder:
-        path = Path(folder) / "kernel.o"
-        tvm.tirx.build(module, target=llvm_target(unit, triple), pipeline=pipeline).write_to_file(str(path))
-        return path.read_bytes()
+    func = kernel.structure.key.with_attr("global_symbol", kernel.name)
+    return object_of(func, llvm_target(kernel.unit, kernel.triple), kernel.pipeline, kernel.keep)

@@ -19,7 +19,8 @@ def emit(program: LoweredProgram, context: EmitContext) -> manifest.Program:
     unit, platform = program.variant.unit, program.variant.platform
     library = f"kernels/{program.name}/{platform.library}"
     (context.root / library).parent.mkdir(parents=True, exist_ok=True)
-    compile_library(module_of(program), context.root / library, unit, platform, context.told)
+    made = module_of(program)
+    compile_library(made, context.root / library, unit, platform, context.told, context.keep)
     requires = Requires(unit.features, {}, platform.architecture, platform.system)
     return record(program, context, requires, library)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.format.scales import LINEAR
 from nearfar.kernels.codes import pack_codes
 from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantTensor, StorableMatrices
 from nearfar.targets.gpu.levels import LevelRows, pack_levels
 
-HELD = StorableMatrices(scales=LINEAR, widens=True)
+HELD = StorableMatrices(widens=True)
 """What artifacts store. Rows with scales of one level are stored alike: few bytes buy fewer kernels."""
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}

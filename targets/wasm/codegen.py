@@ -14,9 +14,10 @@ import tvm
 
 from nearfar.format.sizes import WASM_RESERVED
 from nearfar.kernels.emission import Told
+from nearfar.kernels.keep import Keep
 from nearfar.targets.cpu.codegen import compile_objects
 from nearfar.targets.cpu.link import compile_runtime, symbol, zig
-from nearfar.targets.cpu.tir_passes import TRUSTING
+from nearfar.targets.llvm.passes import TRUSTING
 from nearfar.targets.wasm import UNIT
 
 TRIPLE = "wasm32-unknown-unknown"
@@ -39,16 +40,19 @@ _LINK = (
 )  # fmt: skip
 
 
-def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool], told: Told | None = None) -> None:
+def link_modules(
+    mod: tvm.IRModule, paths: Mapping[Path, bool], told: Told | None = None, keep: Keep | None = None
+) -> None:
     """Compile `mod` and link it into each file of `paths`; a path's value says whether the file is for shared
     memory.
 
-    `told`: called with the number of compiled kernels and of all kernels.
+    `told`: called with the number of compiled kernels and of all kernels. `keep`: has object files of earlier
+    builds.
     """
     # Relative names in a temporary directory keep this machine's paths out of the module.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING, told)
+        made = compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING, told, keep)
         objects = [file.name for file in made.files]
         runtime = compile_runtime(ZIG, folder, ("wasm.c", "bare.c"), (_MCPU,))
         (folder / "kernels.c").write_text(_table(mod, made.shared), encoding="utf-8")

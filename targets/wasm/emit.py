@@ -20,7 +20,10 @@ def emit(program: LoweredProgram, context: EmitContext) -> manifest.Program:
     for file in files:
         (context.root / file).parent.mkdir(parents=True, exist_ok=True)
     link_modules(
-        module_of(program), {context.root / file: shared for file, shared in files.items()}, context.told
+        module_of(program),
+        {context.root / file: shared for file, shared in files.items()},
+        context.told,
+        context.keep,
     )
     requires = Requires(UNIT.features, {}, UNIT.architecture)
     return record(program, context, requires, library(program.name, shared=False))

@@ -25,6 +25,7 @@ from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.platforms import host  # noqa: E402
 from nearfar.targets.cpu.units import BASELINE, UNITS  # noqa: E402
 from tests.shared_data import shared_data  # noqa: E402
+from tests.support.cpu_jobs import OBJECTS  # noqa: E402
 from tests.support.foreign import PLATFORM, Foreign, Memory, open_foreign, require_emulator  # noqa: E402
 from tests.support.job_reference import random_inputs, random_matrix  # noqa: E402
 from tests.support.scales import STORED_AS  # noqa: E402
@@ -139,7 +140,7 @@ class Compiled:
                     functions[name] = stage.func.with_attr("global_symbol", name)
             path = self._root / f"{unit}.so"
             where = PLATFORM if UNITS[unit].architecture == PLATFORM.architecture else host()
-            compile_library(tvm.IRModule(functions), path, UNITS[unit], where)
+            compile_library(tvm.IRModule(functions), path, UNITS[unit], where, keep=OBJECTS)
             self._libraries[unit] = path
         return self._libraries[unit]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from nearfar.edge_runtime.executors.vulkan import device, features
-from nearfar.format.scales import OF_GGUF, SYMMETRIC
+from nearfar.format.scales import IQ4, OF_GGUF, SYMMETRIC
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Job, Linear
 from nearfar.kernels.quantized import Array, Matrix, PackedArray, QuantTensor
@@ -27,6 +27,7 @@ JOBS = {
     "planes": Linear(64, Matrix(96, 96, 6, 16), "float16", "float16", gate="gelu_erf", bias=True),
     "scales_alone": Linear(64, Matrix(96, 256, 5, 32, scales=SYMMETRIC), "float16", "float32"),
     "levels": Linear(64, Matrix(96, 512, 4, 32, scales=OF_GGUF["Q4_K"]), "float16", "float32"),
+    "table": Linear(64, Matrix(96, 512, 4, 32, scales=IQ4["IQ4_XS"]), "float16", "float32"),
     "f16": Linear(256, Matrix(512, 64, 16), "float16", "float16"),
 }
 

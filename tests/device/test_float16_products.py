@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nearfar.format.scales import IQ4, PAIRS, Scales
 from nearfar.kernels.contract import Staged
 from nearfar.kernels.jobs import Linear
-from nearfar.kernels.quantized import Matrix, QuantTensor
+from nearfar.kernels.quantized import Matrix, QuantTensor, values_of
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
 from tests.support import gpu_jobs
@@ -31,6 +32,7 @@ MATRICES = {
     "q8g32": Matrix(136, 1056, 8, 32),
     "f16": Matrix(136, 576, 16),
 }
+TABLED = {"iq4_xs": Matrix(136, 1024, 4, 32, scales=IQ4["IQ4_XS"])}
 
 
 def _random(rng: np.random.Generator, k: int) -> Array:
@@ -100,9 +102,9 @@ def errors(target: str, device: str, job: Linear, arrays: dict[str, Array]) -> A
 @in_turns("target", "device")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("name", MATRICES | TABLED)
 def test_products_are_off_by_little(name: str, device: str, target: str) -> None:
-    matrix = MATRICES[name]
+    matrix = (MATRICES | TABLED)[name]
     kernels = variant(CLASSES["discrete"], "f16", False).kernels
     # all rows use one kernel, because compiling it takes longer than all else
     for kind, rows in KINDS.items():
@@ -147,18 +149,22 @@ def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, device: str, t
 
 @in_turns("target")
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_the_largest_inputs_do_not_overflow(bits: int, target: str) -> None:
+@pytest.mark.parametrize(
+    ("bits", "how"),
+    [*((bits, PAIRS) for bits in (2, 3, 4, 5, 6, 8)), (4, IQ4["IQ4_NL"])],
+    ids=["2", "3", "4", "5", "6", "8", "iq4_nl"],
+)
+def test_the_largest_inputs_do_not_overflow(bits: int, how: Scales, target: str) -> None:
     """All codes are at one end of their range, all inputs just below the power of two by which they are
     scaled.
     """
-    matrix = Matrix(64, 256, bits, 64)
+    matrix = Matrix(64, 256, bits, 64, scales=how)
     kernels = variant(CLASSES["discrete"], "f16", False).kernels
     scales = np.full((64, 4), 0.01, np.float16)
     codes = np.where(np.arange(64)[:, None] % 2, 2**bits - 1, 0).astype(np.uint8).repeat(256, axis=1)
     tensor = QuantTensor.of_codes(codes, scales, np.zeros_like(scales), bits)
     packed = {f"w{i}": part for i, part in enumerate(kernels.pack(matrix, tensor))}
-    weights = codes * scales[0, 0].astype(np.float64)
+    weights = values_of(codes, how) * scales[0, 0].astype(np.float64)
     for x_dtype, largest in (("float16", 65504), ("float32", np.float32(2.0**110) * (1 - 2.0**-20))):
         job = Linear(ROWS, matrix, x_dtype, "float32")
         arrays = {**packed, "x": np.full((ROWS, 256), largest, x_dtype), "w": weights}

@@ -270,18 +270,24 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
 
 @in_turns("target")
 @pytest.mark.parametrize("target", ["vulkan", "webgpu"])
-def test_a_gpu_stores_the_bytes_of_the_file(target: str, tmp_path: Path) -> None:
-    """Types mixed as llama.cpp mixes them: exact, not larger, and the answer is that of the weights."""
+@pytest.mark.parametrize("kind", ["Q4_K_M", *IQ4])
+def test_a_gpu_stores_the_bytes_of_the_file(kind: str, target: str, tmp_path: Path) -> None:
+    """Types mixed as llama.cpp mixes them, and types with a table: exact, not larger, and the answer is that
+    of the weights.
+    """
     require(target)
-    file, floats = gguf_files.mixed(tmp_path, "Q4_K_M")
+    below = 2500 if kind in IQ4 else 100  # larger weights exceed float16, as the test of trained sizes says
+    file, floats = gguf_files.mixed(tmp_path, kind, below)
     floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}
     found, manifest = answer(file, tmp_path / "out", target, device_classes=("software",))
     assert found == greedy(floats, WIDE)
     matrices = manifest["quantization"]["matrices"]
     assert {matrix["carried"] for matrix in matrices} == {"exact"}
-    assert [rows_of(m) for m in matrices if m["name"] == "layers.0.qkv"] == [
-        [(384, *STORED["Q4_K"]), (128, *STORED["Q6_K"])]
-    ]
+    (qkv,) = (rows_of(m) for m in matrices if m["name"] == "layers.0.qkv")
+    if kind in IQ4:
+        assert {row[1:] for row in qkv} == {(4, 32, IQ4[kind])}
+    else:
+        assert qkv == [(384, *STORED["Q4_K"]), (128, *STORED["Q6_K"])]
     assert sum(shard["bytes"] for shard in manifest["weights"]["shards"]) <= 1.02 * file.stat().st_size
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 
-from nearfar.build.program.fingerprint import fingerprint
+from nearfar.build.program.kept import KernelCache, ObjectCache
 from nearfar.edge_runtime.executors.cpu.library import DlTensor, Library, aligned
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
-from nearfar.folders import read_cache, trim_cache, write_cache
 from nearfar.format.kv import BITS
 from nearfar.kernels.jobs import GraphJob, Job
 from nearfar.kernels.jobs.logits import OverLogits
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
 from nearfar.targets.cpu.kernels.extents import closed
-from nearfar.targets.cpu.platforms import host
 from nearfar.targets.cpu.units import Unit
 from tests.support import quantized_kv
 from tests.support.job_reference import (
@@ -33,12 +30,12 @@ from tests.support.job_reference import (
     reference,
     rounding_weights,
 )
-from tests.support.kept import FOLDER
 
 Array = npt.NDArray[Any]
 HERE = native()
 KERNELS = CpuKernels(HERE)
-LIMIT = 256 << 20  # bytes of kept libraries; one takes some megabytes
+OBJECTS = ObjectCache.beside(KernelCache())
+"""Object files of earlier runs. For a file of tests, LLVM takes 20 CPU seconds, and making TIR 0.5."""
 
 
 class CpuJobs:
@@ -46,14 +43,18 @@ class CpuJobs:
 
     def __init__(self, folder: Path, jobs: Sequence[Job], threads: int = 2, unit: Unit = HERE) -> None:
         self.staged = {job: CpuKernels(unit).stages(job) for job in jobs}
-        self._names = {job: f"job{i}" for i, job in enumerate(self.staged)}
-        functions = {
-            f"{self._names[job]}_{i}": stage.func.with_attr("global_symbol", f"{self._names[job]}_{i}")
-            for job, staged in self.staged.items()
-            for i, stage in enumerate(staged.stages)
-        }
+        # A kernel has one name whatever other jobs are in the library: its object file contains the name.
+        labels = Counter[str]()
+        self._names: dict[Job, list[str]] = {}
+        functions = {}
+        for job, staged in self.staged.items():
+            again = f"_{labels[job.label]}" if labels[job.label] else ""
+            named = dict(staged.named(f"{job.label}{again}"))
+            labels[job.label] += 1
+            self._names[job] = list(named)
+            functions |= {name: stage.func.with_attr("global_symbol", name) for name, stage in named.items()}
         file = folder / "model.so"
-        file.write_bytes(_library(tvm.IRModule(functions), file, unit))
+        compile_library(tvm.IRModule(functions), file, unit, keep=OBJECTS)
         self.library = Library(file)
         self.pool = self.library.pool(threads)
 
@@ -77,13 +78,13 @@ class CpuJobs:
             held[f"scratch:{i}"].view(np.uint8)[...] = 0xFF
         launches = [
             (
-                f"{self._names[job]}_{i}",
+                name,
                 [
                     DlTensor(_taken(held[arg], param.shape, job))
                     for arg, param in zip(stage.args, stage.func.params, strict=True)
                 ],
             )
-            for i, stage in enumerate(staged.stages)
+            for name, stage in zip(self._names[job], staged.stages, strict=True)
         ]
         bound = self.library.bind(launches)
         before()
@@ -126,24 +127,6 @@ class CpuJobs:
                 np.testing.assert_allclose(
                     got[name], want[name], rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}"
                 )
-
-
-def _library(functions: tvm.IRModule, file: Path, unit: Unit) -> bytes:
-    """Compile the library of these functions at `file`, unless an earlier run has kept it: LLVM takes 20 CPU
-    seconds for a file of tests, making the functions' TIR half a second.
-
-    The key is the functions' TIR, with the code and the tools that compile TIR.
-    """
-    made = f"{fingerprint(unit, host(), compile_library)}\n{functions.script(show_meta=True)}"
-    folder = Path(os.environ[FOLDER]) / "cpu-jobs"
-    kept = folder / f"{hashlib.sha256(made.encode()).hexdigest()}.so"
-    if found := read_cache(kept):
-        return found
-    compile_library(functions, file, unit)
-    content = file.read_bytes()
-    if write_cache(kept, content):
-        trim_cache(folder, kept.suffix, LIMIT, kept)
-    return content
 
 
 def _taken(array: Array, shape: Sequence[Any], job: Job) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.format.manifest import Float
-from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
+from nearfar.format.scales import IQ4, OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.contract import Kernels, Precision, Staged
 from nearfar.kernels.jobs import (
     Activation,
@@ -84,7 +84,12 @@ TWO_LEVELS = {
     "q3g32k6ox448": Matrix(41, 896, 3, 32, scales=Scales(6, True, 448)),
 }
 """Schemes with integer scales; matrices with odd numbers of columns and of superblocks."""
-STORED = SCALES_ALONE | TWO_LEVELS
+TABLED = {
+    "iq4_nl": Matrix(75, 224, 4, 32, scales=IQ4["IQ4_NL"]),
+    "iq4_xs": Matrix(97, 768, 4, 32, scales=IQ4["IQ4_XS"]),
+}
+"""Schemes whose codes stand for the values of a table; matrices with odd numbers of columns and of groups."""
+STORED = SCALES_ALONE | TWO_LEVELS | TABLED
 """Schemes with other scales than float16 pairs."""
 
 
@@ -133,7 +138,7 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
     out: dict[str, tuple[Precision, Linear]] = {}
     if device == "mobile":
         names = ("q2g16", "q3g64", "q4g16", "q4g128", "q5g128", "q6g64", "q8g64", "q4g32s", "q5g32s",
-                 *TWO_LEVELS)  # fmt: skip
+                 *TWO_LEVELS, *TABLED)  # fmt: skip
         for i, name in enumerate(names):
             matrix = (SCHEMES | STORED)[name]
             matrix = replace(matrix, n=matrix.n // 4 * 4)
@@ -158,8 +163,8 @@ def class_linears(device: str) -> dict[str, tuple[Precision, Linear]]:
         alone = replace(SCALES_ALONE["q8g32s"], n=128)
         out["halves_q8g32s"] = precision, Linear(1, alone, dtype, "float32")
         out["halves_q8g32s_rows"] = precision, Linear(33, alone, "float32", dtype, norm=1e-5)
-        for name in ("q4g32k6o", "q6g16k8"):
-            levels = replace(TWO_LEVELS[name], n=136)
+        for name in ("q4g32k6o", "q6g16k8", *TABLED):
+            levels = replace(STORED[name], n=136)
             out[name] = precision, Linear(1, levels, dtype, "float32")
             out[f"{name}_rows"] = precision, Linear(33, levels, "float32", dtype, norm=1e-5, gate="silu")
         four = Linear(4, Matrix(136, 576, 4, 64), "float32", dtype, norm=1e-5, gate="silu")
@@ -265,6 +270,8 @@ EXPERTS = {
     "scales_alone": experts(2, 3, 2, (64, 64, 40), 4, 32, scales=SYMMETRIC, down_bias=True),
     "q4_k": experts(2, 3, 2, (256, 256, 40), 4, 32, scales=OF_GGUF["Q4_K"], down_bias=True),
     "q6_k": experts(2, 2, 1, (256, 256, 41), 6, 16, scales=OF_GGUF["Q6_K"]),
+    "iq4_nl": experts(2, 3, 2, (64, 96, 41), 4, 32, scales=IQ4["IQ4_NL"], down_bias=True),
+    "iq4_xs": experts(9, 3, 2, (256, 256, 41), 4, 32, scales=IQ4["IQ4_XS"]),
     "tiles_of_4": experts(9, 3, 2, (47, 21, 44), 16, activation="relu2", gated=False),
     "tiles_of_8": experts(21, 5, 2, (64, 96, 40), 4, 32, gate_up_bias=True, down_bias=True),
     "tiles_of_more_than_threads": experts(64, 257, 9, (32, 32, 8), 8, 32),

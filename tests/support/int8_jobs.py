@@ -11,7 +11,7 @@ from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.linear.matmul_int8 import int8_products
 
-from .gpu_jobs import MATRICES, SCHEMES, STORED, Run, close, inputs, linears
+from .gpu_jobs import MATRICES, SCHEMES, STORED, TABLED, Run, close, inputs, linears
 from .job_reference import reference, rms_norm
 
 INPUTS = 32
@@ -33,7 +33,7 @@ def jobs(dtype: str) -> dict[str, Linear]:
             out[name] = job if int8_products(job.matrix) else replace(job, matrix=MATRICES["q4g64"])
     for name in ("q2g32", "q2g128", "q4g32", "q4g128", "q8g32", "q8g64", "q8g128"):
         out[name] = Linear(16, SCHEMES[name], "float32", dtype, norm=1e-5)
-    for name in ("q4g32s", "q8g32s", "q4g32k6o"):
+    for name in ("q4g32s", "q8g32s", "q4g32k6o", *TABLED):
         matrix = STORED[name]
         out[name] = Linear(33, replace(matrix, n=matrix.n // 4 * 4), dtype, dtype, bias=True)
     out["ragged"] = Linear(200, Matrix(136, 160, 8, 32), dtype, dtype)

@@ -11,7 +11,7 @@ from nearfar.kernels.contract import Packing
 from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
 from nearfar.kernels.quantized import Matrix
 
-from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, TWO_LEVELS, paged, paged_inputs
+from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, STORED, TABLED, TWO_LEVELS, paged, paged_inputs
 from .job_reference import Array, random_inputs, random_matrix, rows
 
 Q4 = Matrix(0, 320, 4, 64)
@@ -43,7 +43,7 @@ def matrices() -> dict[str, Matrix]:
     """Matrices of all bits, and dense ones."""
     return {name: SCHEMES[name] for name in BITS} | {
         "f32": replace(MATRICES["f32odd"], k=172), "f16": MATRICES["f16"], "q8g32s": SCALES_ALONE["q8g32s"],
-    } | {name: TWO_LEVELS[name] for name in ("q4g32k6o", "q6g16k8")}  # fmt: skip
+    } | {name: STORED[name] for name in ("q4g32k6o", "q6g16k8", *TABLED)}  # fmt: skip
 
 
 def mixed(shape: tuple[int, int, int, int], dtype: str, **flags: Any) -> Project:

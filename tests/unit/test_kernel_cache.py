@@ -13,7 +13,7 @@ import pytest
 
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
-from nearfar.build.program.kept import FOLDER, KernelCache
+from nearfar.build.program.kept import FOLDER, KernelCache, ObjectCache
 from nearfar.errors import NearfarWarning
 from nearfar.format.manifest import Kernel, Program, Requires
 from nearfar.kernels.quantized import Matrix
@@ -163,3 +163,49 @@ def test_ctrl_c_while_it_is_written_leaves_nothing(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         KernelCache(tmp_path).put(KEYS[0], program("first"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_object_file_is_made_once_for_the_same_values(tmp_path: Path) -> None:
+    cache, made = ObjectCache(tmp_path / "objects"), iter((b"first", b"second", b"third"))
+    assert cache(lambda: next(made), "kernel", "target") == b"first"
+    assert cache(lambda: next(made), "kernel", "target") == b"first"
+    assert cache(lambda: next(made), "kernel", "other target") == b"second"
+    assert ObjectCache(tmp_path / "objects")(lambda: next(made), "kernel", "target") == b"first"
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "another's", "empty"])
+def test_a_damaged_object_file_is_made_again(damage: str, tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path)
+    cache(lambda: b"first" * 100, "one")
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    cache(lambda: b"second", "two")
+    (other,) = {*tmp_path.iterdir()} - {file}
+    changed = data[:-1] + bytes([data[-1] ^ 1])
+    made = {"cut": data[:-5], "changed": changed, "another's": other.read_bytes(), "empty": b""}
+    file.write_bytes(made[damage])
+    assert cache(lambda: b"again", "one") == b"again"
+    assert cache(lambda: b"never", "one") == b"again"
+
+
+def test_object_files_used_longest_ago_are_deleted_and_programs_leave_them_alone(tmp_path: Path) -> None:
+    programs = KernelCache(tmp_path)
+    objects = ObjectCache.beside(programs)
+    for age, name in enumerate("abc"):
+        objects(lambda: os.urandom(1000), name)
+        for file in objects.folder.iterdir():
+            if file.stat().st_mtime > 2000:
+                os.utime(file, (1000 + age, 1000 + age))
+    os.utime(objects.folder, (1000, 1000))
+    programs.put(KEYS[0], program("first"))
+    assert len(list(objects.folder.iterdir())) == 3
+    size = max(file.stat().st_size for file in objects.folder.iterdir())
+    objects(lambda: b"never", "a")  # the entry is used now
+    dataclasses.replace(objects, limit=2 * size).trim()
+    assert [objects(lambda: b"made", name) == b"made" for name in "abc"] == [False, True, False]
+
+
+def test_object_files_that_cannot_be_kept_are_made_each_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache, made = ObjectCache(tmp_path / "file"), iter((b"first", b"second"))
+    assert [cache(lambda: next(made), "kernel") for _ in range(2)] == [b"first", b"second"]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
 
 from nearfar.build import manifest
 from nearfar.build.options import BuildOptions
 from nearfar.build.program import fingerprint
 from nearfar.build.program.compile import Compilation
+from nearfar.build.program.kept import KernelCache, ObjectCache
 from nearfar.build.program.makers import IDLE, ROOT, makers, makers_digest
 from nearfar.build.source import open_source
 from nearfar.build.targets import target_names, target_of
@@ -21,18 +28,23 @@ from nearfar.build.targets.planned import PlannedTarget
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Variant
 from nearfar.kernels.emission import EmitContext
+from nearfar.targets.cpu import codegen
+from nearfar.targets.cpu.kernels.vec import prim_func
+from nearfar.targets.cpu.units import UNITS
+from nearfar.targets.llvm import objects
+from nearfar.targets.llvm.objects import PIPELINES, compile_object
 from tests.support.paths import ROOT as REPOSITORY
 
 SAMPLE = REPOSITORY / "examples" / "sample-model"
 OWN = {
-    "cpu": {"targets/cpu"},
-    "wasm": {"targets/wasm", "targets/cpu"},
+    "cpu": {"targets/cpu", "targets/llvm"},
+    "wasm": {"targets/wasm", "targets/cpu", "targets/llvm"},
     "webgpu": {"targets/webgpu", "targets/gpu"},
     "vulkan": {"targets/vulkan", "targets/gpu"},
 }
 """Folders with the code generator and the kernels of a target whose programs are kept."""
 SHARED = {"build/program", "format", "kernels", "step"}
-SINGLE = {"build/__init__.py", "errors.py", "strict_json.py", "targets/__init__.py"}
+SINGLE = {"build/__init__.py", "strict_json.py", "targets/__init__.py"}
 """Makers outside those folders."""
 NO_MAKERS = {
     "build/program/beside.py": "starts a process that compiles what compile.py compiles here",
@@ -164,6 +176,58 @@ def test_what_is_imported_and_read_while_a_program_is_compiled_decides_it(
     of_ours = {path for path in read if any(map(path.is_relative_to, folders))}
     assert {path.name for path in of_ours} >= {"pool.c"}, "the hook sees what is read"
     assert of_ours <= {(ROOT / file).resolve() for file in known}
+
+
+def test_the_object_file_of_a_kernel_depends_on_its_tir_and_on_what_compiles_tir_alone() -> None:
+    found = {path.relative_to(ROOT).as_posix() for path in makers([compile_object.__module__])}
+    packages = {"kernels/__init__.py", "kernels/keep.py", "targets/__init__.py"}
+    assert found - packages == {
+        f"targets/llvm/{name}.py" for name in ("__init__", "exponential", "objects", "passes")
+    }
+
+
+@pytest.mark.parametrize("target", ["cpu", "wasm"])
+def test_a_program_that_is_not_kept_is_linked_from_kept_object_files(
+    target: str, job: Compilation, context: EmitContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = dataclasses.replace(context, keep=ObjectCache.beside(KernelCache()))
+    before = planned(target).compiled(job, variant(target), keeping)
+    codegen._object.cache_clear()
+    monkeypatch.setattr(tvm.tirx, "build", lambda *_, **__: pytest.fail("a kernel is compiled again"))
+    assert planned(target).compiled(job, variant(target), keeping) == before
+
+
+def test_another_number_target_or_pass_is_another_object_file() -> None:
+    """Each value that decides an object file is in its key."""
+
+    def key(**changed: Any) -> tuple[object, ...]:
+        given = {"value": 1.0, "unit": UNITS["avx2"], "pipeline": PIPELINES[0], "name": "kernel"} | changed
+        told: list[tuple[object, ...]] = []
+
+        def keep(make: Callable[[], bytes], /, *decides: object) -> bytes:
+            told.append(decides)
+            return b""
+
+        func = prim_func(
+            given["name"],
+            [("out", (4,), "float32")],
+            lambda out: T.buffer_store(out, tirx.const(given["value"], "float32"), [0]),
+        ).with_attr("global_symbol", given["name"])
+        objects.object_of(func, codegen.llvm_target(given["unit"]), given["pipeline"], keep)
+        return told[0]
+
+    keys = {
+        fingerprint.fingerprint(*key(**changed))
+        for changed in (
+            {},
+            {"value": 1.0 + 2**-23},
+            {"unit": UNITS["avxvnni"]},
+            {"pipeline": PIPELINES[1]},
+            {"name": "other"},
+        )
+    }
+    assert len(keys) == 5
+    assert fingerprint.fingerprint(*key()) in keys
 
 
 def package(root: Path, **changed: str) -> Path:

@@ -10,7 +10,6 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.s_tir import dlight
 from tvm.script import tirx as T
-from tvm_ffi import StructuralKey
 
 from nearfar.build.program import operators
 from nearfar.build.program.passes import NamedPass, run_flow
@@ -26,11 +25,12 @@ from nearfar.kernels.program import LoweredPlan
 from nearfar.kernels.quantized import Matrix, PackedArray
 from nearfar.step.operation import Activation
 from nearfar.targets.cpu import CpuKernels
-from nearfar.targets.cpu.codegen import _object, llvm_target, native
-from nearfar.targets.cpu.tir_passes import PIPELINE
+from nearfar.targets.cpu.codegen import llvm_target, native
 from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
+from nearfar.targets.llvm.objects import compile_object
+from nearfar.targets.llvm.passes import PIPELINE
 
 M, N, K = 4, 8, 16
 JOB = Linear(m=M, matrix=Matrix(N, K, 32), x_dtype="float32", out_dtype="float32", x_rows=M)
@@ -484,4 +484,6 @@ def test_exponentials_in_kernels_of_tvm_are_exact_and_keep_nan() -> None:
     found = tvm.runtime.tensor(np.zeros_like(values))
     kernel(tvm.runtime.tensor(values), found)
     np.testing.assert_allclose(found.numpy(), np.exp(values.astype(np.float64)), rtol=3e-7)
-    assert b"expf" not in _object("main", StructuralKey(func), native(), None, PIPELINE)
+    assert b"expf" not in compile_object(
+        func.with_attr("global_symbol", "main"), llvm_target(native()), PIPELINE
+    )

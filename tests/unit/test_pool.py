@@ -33,17 +33,25 @@ N = 1000
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    """A library with one kernel, x[i] += i + x[i - 1 of the last launch]: every launch needs all of the
-    previous one.
+    """A library with two kernels: `mirror`, x[i] += i + x[i - 1 of the last launch], of which every launch
+    needs all of the previous one; and `halve`, which halves float32 numbers.
     """
 
     def body(x, y):
         with v.parallel(N) as i:
             v.put1(y, [i], x[i] + x[N - 1 - i] + i)
 
-    func = v.prim_func("mirror", [("x", (N,), "int32"), ("y", (N,), "int32")], body)
+    def halves(x, y):
+        with v.parallel(N) as i:
+            v.put1(y, [i], x[i] * v.f32(0.5))
+
+    functions = {
+        "mirror": v.prim_func("mirror", [("x", (N,), "int32"), ("y", (N,), "int32")], body),
+        "halve": v.prim_func("halve", [("x", (N,), "float32"), ("y", (N,), "float32")], halves),
+    }
     file = tmp_path_factory.mktemp("pool") / "model.so"
-    compile_library(tvm.IRModule({"mirror": func.with_attr("global_symbol", "mirror")}), file)
+    named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
+    compile_library(tvm.IRModule(named), file)
     return file
 
 
@@ -85,6 +93,22 @@ def test_every_launch_sees_the_one_before(path, threads):
     assert pool.threads == 0
     with pytest.raises(DeviceError, match="it is closed"):
         pool.replay(plan)
+    pool.close()
+
+
+@pytest.mark.skipif(host().architecture != "x86_64", reason="only on x86 are subnormal numbers slow")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_kernels_take_subnormal_numbers_as_zero_and_their_caller_does_not(path, threads):
+    library = Library(path)
+    pool = library.pool(threads)
+    x, y = aligned((N,), np.float32), aligned((N,), np.float32)
+    smallest = np.finfo(np.float32).tiny
+    plan = library.bind([("halve", [DlTensor(x), DlTensor(y)])])
+    for value, half in ((smallest, 0), (smallest / 2, 0), (2 * smallest, smallest)):
+        x[...], y[...] = value, 7
+        pool.replay(plan)
+        np.testing.assert_array_equal(y, np.float32(half))
+        assert (x * np.float32(0.5) == np.full(N, value, np.float64) / 2).all()
     pool.close()
 
 

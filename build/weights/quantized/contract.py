@@ -112,12 +112,11 @@ def scheme_for(bits: int, group: int, k: int, centred: bool = False) -> Scheme |
 
 
 def held_in(scheme: Scheme, held: StorableMatrices) -> Scheme | None:
-    """The scheme that holds a scheme's codes exactly in what a target can store: its own, that of a table's
-    values, or float16 pairs in the largest groups that divide its own; None where there are none.
+    """The scheme that holds a scheme's codes, or the values of their table, exactly in what a target can
+    store: its own, or float16 pairs in the largest groups that divide its own; None where there are none.
     """
-    for own in (scheme, scheme.linear):
-        if own.group_size in held.groups and own.scales in held.scales:
-            return own
+    if scheme.group_size in held.groups and scheme.scales in held.scales:
+        return scheme
     found = [size for size in held.groups if scheme.group_size % size == 0]
     return Scheme(scheme.linear.bits, max(found)) if found else None
 

@@ -200,9 +200,9 @@ def build(
         bool,
         typer.Option(
             "--kernel-cache/--no-kernel-cache",
-            help="Reuse compiled kernels of earlier builds with the same model shapes, options and nearfar, "
-            "and store new ones, in the user's cache folder or in $NEARFAR_KERNEL_CACHE. The artifact is the "
-            "same either way.",
+            help="Reuse compiled programs of earlier builds with the same model shapes, options and nearfar "
+            "(for cpu and wasm also single kernels of other programs), and store new ones, in the user's "
+            "cache folder or in $NEARFAR_KERNEL_CACHE. The artifact is the same either way.",
         ),
     ] = DEFAULTS.kernel_cache,
     kernel_figures: Annotated[

@@ -18,6 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.kernels.contract import SHARED_FROM
+from nearfar.targets.llvm.exponential import exponential
 
 LANES = 16
 ROWS = LANES  # output rows of a packed block: a vector of accumulators
@@ -202,31 +203,6 @@ def hmax(value: Expr) -> Expr:
 def exp(x: Expr) -> Expr:
     """e^x on sixteen lanes; libm's expf is scalar and would take 16 calls. NaN gives a number."""
     return exponential(x, T.Bind, LANES)
-
-
-def exponential(x: Expr, bind: Callable[[Expr], Expr], n: int) -> Expr:
-    """e^x on n lanes of float32, with an error of at most 2 ulp. `bind` names a value for several uses.
-
-    2^n · 2^f, f in [-0.5, 0.5], by a polynomial of degree 6 (Taylor coefficients of e^r, r = x − n·ln 2, |r|
-    ≤ 0.347: error < 2e-8).
-    """
-
-    def constant(value: float) -> Expr:
-        return splat(value, n) if n > 1 else f32(value)
-
-    def integer(value: int) -> Expr:
-        return isplat(value, n=n) if n > 1 else i32(value)
-
-    wide = f"x{n}" if n > 1 else ""
-    x = bind(tirx.max(tirx.min(x, constant(88.0)), constant(-87.0)))
-    whole = bind(tirx.nearbyint(x * constant(1.4426950408889634)))
-    r = bind(x - whole * constant(0.693359375))  # ln 2 in two parts (Cody-Waite), so that r is exact
-    r = bind(r - whole * constant(-2.12194440e-4))
-    poly = constant(1.0 / 720)
-    for coefficient in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
-        poly = bind(poly * r + constant(float(coefficient)))
-    power = (cast(whole, f"int32{wide}") + integer(127)) << integer(23)
-    return bind(poly * bits(power, f"float32{wide}"))
 
 
 def keep(value: Expr, dtype: str = F32X16) -> Expr:

@@ -126,6 +126,7 @@ static uint32_t wait_for_launch(nf_pool *pool, uint32_t seen, int self, nf_readi
 static void work(nf_pool *pool, int self) {
   uint32_t seen = 0;
   nf_reading reading = {0, 0, 0};
+  nf_subnormals_as_zero(); /* the thread is the pool's, and on hosts that make threads this does nothing */
   while (!atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
     seen = wait_for_launch(pool, seen, self, &reading);
     run_tasks(pool, self);
@@ -208,9 +209,11 @@ void nf_enter(nf_pool *pool) {
   leave_parent(pool);
   nf_lock_take(&pool->owner);
   nf_set_own(pool);
+  pool->caller = nf_subnormals_as_zero();
 }
 
 void nf_leave(nf_pool *pool) {
+  nf_subnormals_restore(pool->caller);
   nf_set_own(NULL);
   nf_lock_give(&pool->owner);
 }

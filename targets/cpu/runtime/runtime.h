@@ -1,10 +1,11 @@
 /* The runtime in a CPU artifact's library, in addition to the kernels: a pool of threads and the replay of plans.
- * It is C11, and its only dependency is one header for each system (platform.h).
+ * It is C11, and depends on nothing but a header for each system (platform.h) and one for processors (subnormals.h).
  */
 #ifndef NF_RUNTIME_H
 #define NF_RUNTIME_H
 
 #include "platform.h"
+#include "subnormals.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -45,6 +46,7 @@ typedef struct {
   nf_signal wake;
   nf_lock owner;      /* held by a replay, so that there is one at a time, and the pool cannot end during it */
   nf_process process; /* the process that the workers belong to */
+  unsigned caller;    /* how the replay's thread treats subnormal numbers outside of it */
   int extent;         /* turns of the next parallel loop; 0 if unknown */
   int patience;       /* nanoseconds that a worker polls before it sleeps */
   int workers;        /* threads, without the calling one */

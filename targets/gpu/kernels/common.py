@@ -27,6 +27,15 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+MANTISSA, EXPONENT_BIAS = 23, 127
+"""Bits of a float32's mantissa, and what is added to its exponent."""
+
+
+def lifted_bits(count: int) -> int:
+    """The bits of the float32 2^23 + count."""
+    return (EXPONENT_BIAS + MANTISSA) << MANTISSA | count
+
+
 def low_half(word):
     """The float16 in the low half of a word, as float32; see FUNCTIONS of webgpu, intrinsics of vulkan."""
     return T.call_pure_extern("float32", LOW_HALF, word)
@@ -47,6 +56,16 @@ def exactly(value: float):
     GPUs take for 0.
     """
     return T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32))))
+
+
+def constant(value: float):
+    """A known float32. TVM writes seven digits into WGSL: longer ones are written as bits."""
+    return T.float32(float(value)) if float(f"{value:.6e}") == value else exactly(value)
+
+
+def fma(a, b, c):
+    """a·b + c, one instruction on every GPU; numbers or vectors with the dtype of `a`."""
+    return T.call_pure_extern(str(a.ty.dtype), "fma", a, b, c)
 
 
 def stored(value, dtype: str):

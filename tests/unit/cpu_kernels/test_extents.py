@@ -22,7 +22,7 @@ from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, compile_objects
 from nearfar.targets.cpu.kernels.extents import ROWS, closed, whole
 from nearfar.targets.cpu.units import UNITS
-from tests.support.cpu_jobs import HERE
+from tests.support.cpu_jobs import HERE, OBJECTS
 
 PAGED: tuple[Any, ...] = (8, 4, 64, 16, 2, 8, "float32", "float16")
 Q4, F16 = Matrix(64, 128, 4, 64), Matrix(35, 64, 16)
@@ -42,7 +42,7 @@ def functions(job: Any, unit: Any = HERE) -> dict[str, tirx.PrimFunc]:
 def compiled(jobs: list[Any], folder: Any, unit: Any = HERE) -> tuple[int, int]:
     """The number of kernels, and the number of functions in the library."""
     module = tvm.IRModule({name: func for job in jobs for name, func in functions(job, unit).items()})
-    made = compile_objects(module, unit, None, folder)
+    made = compile_objects(module, unit, None, folder, keep=OBJECTS)
     assert len(made.files) + len(made.shared) == len(module.functions)
     return len(module.functions), len(made.files)
 
@@ -87,7 +87,7 @@ def test_samplers_share_a_function(job, tmp_path):
 def test_a_shared_function_computes_as_many_rows_as_its_arguments_have(tmp_path):
     jobs = {rows: Norm(rows, 64, 1e-5, weight=False) for rows in (1, 3, 16, 48, 256)}
     module = tvm.IRModule({name: func for job in jobs.values() for name, func in functions(job).items()})
-    compile_library(module, tmp_path / "model.so")
+    compile_library(module, tmp_path / "model.so", keep=OBJECTS)
     library = Library(tmp_path / "model.so")
     x = aligned((256, 64), np.dtype("float32"))
     x[...] = np.random.default_rng(0).standard_normal(x.shape)

@@ -17,11 +17,8 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     dense_element,
-    place_factor,
-    placed_code,
     scale_and_bias,
     scale_shape,
-    top_code_offset,
     word_shape,
 )
 
@@ -65,11 +62,7 @@ class Column:
         """Code or value `e` of a unit."""
         if not self.matrix.quantized:
             return dense_element(word[0], self.matrix.bits, e)
-        if not self.units.placed:
-            return self.units.code(word, 0, e)
-        code = placed_code(word[0], self.matrix.bits, e) * place_factor(self.matrix.bits, e)
-        lost = T.float32(top_code_offset(self.matrix.bits))
-        return code + T.Select(e == self.units.inputs - 1, lost, T.float32(0))
+        return self.units.code(word, 0, e)
 
     def input(self, x, row, at):
         """Input `at` of a row, zero beyond the last."""

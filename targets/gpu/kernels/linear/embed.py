@@ -14,11 +14,8 @@ from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     dense_element,
     params,
-    place_factor,
-    placed_code,
     scale_and_bias,
     scale_shape,
-    top_code_offset,
     word_shape,
 )
 from nearfar.targets.gpu.kernels.script.text import prim_func
@@ -42,19 +39,13 @@ def embed(job: Embed) -> Staged:
     group = max(matrix.group, 1)
     names = params(job)
 
-    def code(word, e):
-        if not units.placed:
-            return units.code(word, 0, e)
-        value = placed_code(word[0], matrix.bits, e) * place_factor(matrix.bits, e)
-        return value + T.Select(e == inputs - 1, T.float32(top_code_offset(matrix.bits)), T.float32(0))
-
     def value(word, scale, e):
         if not matrix.quantized:
             return dense_element(word[0], matrix.bits, e)
         if matrix.scales.offsets:
-            return code(word, e) * scale[0] + scale[1]
+            return units.code(word, 0, e) * scale[0] + scale[1]
         # Codes are centred first: a product of 19 and 6 bits would be rounded before the sum.
-        return (code(word, e) - T.float32(matrix.zero)) * scale[0]
+        return (units.code(word, 0, e) - T.float32(matrix.zero)) * scale[0]
 
     def scaled(value):
         return value if job.scale == 1 else value * T.float32(job.scale)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.common import fma
 from nearfar.targets.gpu.kernels.linear.products import F32X4, U32X4, ChunkSums, Inputs, TileProducts
 from nearfar.targets.gpu.kernels.script.text import local_array
 from nearfar.targets.gpu.kernels.script.vectors import (
@@ -28,7 +29,6 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     at,
     clear,
     f32x4,
-    fma,
     joined,
     spread,
     total,
@@ -45,8 +45,8 @@ F16X2, F16X4 = "float16x2", "float16x4"
 
 
 def in_pairs(matrix: Matrix) -> bool:
-    """Whether the codes of a matrix can be taken in pairs."""
-    return matrix.quantized and ColumnReader.of(matrix).placed
+    """Whether the codes of a matrix can be taken in pairs: values of a table do not stand in its words."""
+    return matrix.scales.table is None and ColumnReader.of(matrix).placed
 
 
 class Halves(TileProducts):

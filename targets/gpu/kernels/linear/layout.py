@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T
 
+from nearfar.format.scales import Table
 from nearfar.kernels.jobs import Embed, Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half
+from nearfar.targets.gpu.kernels.tables import value_of
 from nearfar.targets.gpu.levels import LevelRows
 from nearfar.targets.gpu.packing import PLANES, parts
 
@@ -107,7 +109,7 @@ class Units:
     """A column as `count` units of `inputs` inputs in `words` words each; usually a unit is one word.
 
     `placed`: codes have one plane and are used at their place in the word (placed_code). `planes`: the bits
-    of two planes otherwise (packing.py).
+    of two planes otherwise (packing.py); with one plane there are none. `table`: the table of the codes.
     """
 
     inputs: int
@@ -115,6 +117,7 @@ class Units:
     count: int
     placed: bool
     planes: tuple[int, ...] = ()
+    table: Table | None = None
 
     @staticmethod
     def of(matrix: Matrix) -> Units:
@@ -122,7 +125,8 @@ class Units:
         planes = PLANES[matrix.bits] if matrix.quantized else (matrix.bits,)
         if len(planes) == 1:
             inputs = 32 // matrix.bits
-            return Units(inputs, 1, ceil_div(matrix.k, inputs), placed=matrix.quantized)
+            placed, table = matrix.quantized and not matrix.scales.table, matrix.scales.table
+            return Units(inputs, 1, ceil_div(matrix.k, inputs), placed, table=table)
         words = sum(ceil_div(SPLIT_UNIT * bits, 32) for bits in planes)
         return Units(SPLIT_UNIT, words, matrix.k // SPLIT_UNIT, placed=False, planes=planes)
 
@@ -142,7 +146,12 @@ class Units:
         return T.if_then_else(word < lower, w0[unit * lower + word, column], upper, dtype=w0.dtype)
 
     def code(self, word, first, e):
-        """Code `e` of a unit with two planes, whose words begin at word[first], as float32."""
+        """Code `e` of a unit whose words begin at word[first], as float32; of a code with a table its
+        value.
+        """
+        if not self.planes:
+            code = whole_code(word[first], 32 // self.inputs, e)
+            return code if self.table is None else value_of(self.table, code)
         low, high = self.planes
         each = 32 // low
         lower = T.shift_right(word[first + e // each], T.Cast("uint32", e % each * low)) & T.uint32(
@@ -168,6 +177,13 @@ def placed_code(word, bits: int, e):
     """
     mask = T.shift_left(T.uint32((1 << bits) - 1), T.Cast("uint32", e * bits))
     return f32(T.Cast("int32", word & mask))
+
+
+def whole_code(word, bits: int, e):
+    """Code `e` of a word, as float32: placed_code shifted down, with what it lacks."""
+    e = T.int32(e) if isinstance(e, int) else e
+    lacks = T.Select(e == 32 // bits - 1, T.float32(top_code_offset(bits)), T.float32(0))
+    return placed_code(word, bits, e) * place_factor(bits, e) + lacks
 
 
 def place_factor(bits: int, e):

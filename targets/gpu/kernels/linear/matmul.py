@@ -135,7 +135,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     plan, each = tiling(job, tuning), sides(job)
     lanes, threads, own, made, copies = plan.lanes, plan.threads, plan.own, plan.made, plan.copies
     scaled, coded, biased, pieces, groups = plan.scaled, plan.coded, plan.biased, plan.pieces, plan.groups
-    slices, group_scales, limit = Slices.of(matrix, made), GroupScales(matrix), limit_of(matrix.bits)
+    slices, group_scales, limit = Slices.of(matrix, made), GroupScales(matrix), limit_of(matrix.value_bits)
     across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
     ragged_m, ragged_n, ragged_k = m % plan.rows != 0, across % lanes != 0, k % TILE_K != 0
     (words_shape, word_dtype), scales_in = word_buffer(matrix), scale_buffer(matrix)
@@ -178,8 +178,14 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         """Write a thread's weights or codes to workgroup memory."""
         if quantized:
             group_scales.convert(scale, 0, start_of(tile, first) // matrix.group)
-        weights = ((e, group_scales.weight(scale, 0, slices.weight(word, first, e))) for e in range(made))
-        for e, value in centred(held, matrix, made, word, first) if coded else weights:
+        if coded and matrix.scales.table is None:
+            values = centred(held, matrix, made, word, first)
+        elif coded:
+            values = ((e, slices.weight(word, first, e)) for e in range(made))
+        else:
+            weights = (slices.weight(word, first, e) for e in range(made))
+            values = ((e, group_scales.weight(scale, 0, weight)) for e, weight in enumerate(weights))
+        for e, value in values:
             place = copy * w_size + (first + e) * wide + thread % wide
             T.buffer_store(wt, T.Cast(vector, value), [place])
 

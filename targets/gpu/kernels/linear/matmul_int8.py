@@ -6,8 +6,9 @@ Rows are bytes with a scale for every 32 inputs (rounded.py); a code of the matr
 
 where the products of codes and bytes are exact integers, and the bias is multiplied by the sum of the rounded
 inputs. One mask makes a word of four codes that are `apart` inputs apart (two for q4), and the rows' words
-are made of the same inputs. Codes of 8 bits have their sign bit inverted, so 128 times the sum is added.
-Without biases the bias is -zero times the scale: codes of 8 bits then need no sum.
+are made of the same inputs. Values of a table then take the place of their codes. Codes of 8 bits have their
+sign bit inverted, so 128 times the sum is added. Without biases the bias is -zero times the scale: codes of 8
+bits then need no sum.
 
 For 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
 memory, and load the next one while they multiply: a thread adds integers of 32 inputs for four rows by four
@@ -29,6 +30,7 @@ from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.kernels.common import ceil_div, select
 from nearfar.targets.gpu.kernels.linear.epilogue import VALUES, epilogue, sides
 from nearfar.targets.gpu.kernels.linear.layout import params
+from nearfar.targets.gpu.kernels.linear.lookup import Lookup
 from nearfar.targets.gpu.kernels.linear.rounded import (
     BYTES,
     INPUTS,
@@ -92,7 +94,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
     x_fills, w_fills, s_fills, r_fills = (ceil_div(n, threads) for n in (x_size, w_size, s_size, plan.rows))
 
     # Integer scales are in workgroup memory as numbers, others as they were loaded.
-    group_scales = GroupScales(matrix, s_fills)
+    group_scales, lookup = GroupScales(matrix, s_fills), Lookup(matrix, "uint32")
     s_each, s_dtype = (matrix.scales.values, f"float32x{WIDTH}") if group_scales.levels else (1, scale_dtype)
 
     # These write statements into the kernel below, unrolled.
@@ -159,6 +161,8 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                 value = words[j] ^ _bits(sign)
                 if apart > 1:
                     value = T.shift_right(value, _bits(part * bits)) & _bits(0x01010101 * ((1 << bits) - 1))
+                if lookup.table:
+                    value = values_of(lookup, value)
                 T.buffer_store(wt, value, [(first + part) * wide + index % wide])
 
         def of_groups(j, index):
@@ -233,7 +237,9 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                         whole = T.alloc_local((own * each,), "int32x4")
                         rows = T.alloc_local((own,), "uint32x4")
                         value = T.alloc_local((VALUES,), "float32")
+                        lookup.declare()
                         thread: T.let = ty * lanes + tx
+                        lookup.fill(thread, threads)
                         clear(acc, own * each)
                         load_tile((xs, words, scale, factors), x, scales, w0, w1, 0, thread, bx, by)
                         for tile in T.serial(tiles):
@@ -265,6 +271,15 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
 def _others(job: Linear) -> list[str]:
     """The names of parameters other than the rows and their norm."""
     return [name for name in params(job) if name not in ("x", "norm")]
+
+
+def values_of(lookup: Lookup, codes):
+    """The values of four codes in the bytes of each word, as bytes."""
+    codes, made = T.Bind(codes), None
+    for shift in range(0, 8 * BYTES, 8):
+        value = lookup.of(T.shift_right(codes, _bits(shift)) & _bits(0xFF))
+        made = value if made is None else T.Bind(made | T.shift_left(value, _bits(shift)))
+    return made
 
 
 def _dot(a, b):

@@ -16,8 +16,10 @@ from typing import Any
 from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.common import fma
+from nearfar.targets.gpu.kernels.linear.lookup import Lookup
 from nearfar.targets.gpu.kernels.script.text import local_array
-from nearfar.targets.gpu.kernels.script.vectors import WIDTH, ColumnReader, at, clear, fma, spread, total
+from nearfar.targets.gpu.kernels.script.vectors import WIDTH, ColumnReader, at, clear, spread, total
 
 F32X4, U32X4 = f"float32x{WIDTH}", f"uint32x{WIDTH}"
 
@@ -64,11 +66,13 @@ class TileProducts:
         self.biased = matrix.quantized and matrix.scales.offsets
         """Whether sums of inputs are needed; without biases `dot` has the sums of centred codes."""
         self.reader = ColumnReader.of(matrix)
+        self.lookup = Lookup(matrix)
         self.vectors = self.reader.inputs // WIDTH
         self.chunk_words = units * self.reader.words
 
     def declare(self) -> None:
-        """Declare the lane's arrays."""
+        """Declare the lane's arrays, and the values of the matrix's table."""
+        self.lookup.declare()
         self.xs = local_array("xs", self.m, F32X4)
         self.added = local_array("added", self.m, F32X4)
         self.squares = local_array("added_squares", self.m, F32X4)
@@ -95,15 +99,21 @@ class TileProducts:
             T.buffer_store(sums.xsum, total(self.added[i]), [i])
             T.buffer_store(sums.square, total(self.squares[i]), [i])
 
+    def _weight(self, words: list, e: int, lifted: list):
+        """Weight or code `e` of a unit, or the value of its code in the matrix's table."""
+        if self.lookup.table:
+            return self.lookup.of(self.reader.whole(words, e))
+        return self.reader.weight(words, e, lifted)
+
     def _add(self, sums: ChunkSums, words: list, side: int, v: int) -> None:
         """Add the products of vector `v` of a unit."""
         lifted = [self.lifted[2 * side], self.lifted[2 * side + 1]]
-        if self.reader.placed:
+        if self.reader.placed and not self.lookup.table:
             for half in range(2):
                 if v == half * self.vectors // 2:
                     T.buffer_store(self.lifted, self.reader.lift(words, half), [2 * side + half])
         for place in range(WIDTH):
-            T.buffer_store(self.weights, self.reader.weight(words, v * WIDTH + place, lifted), [place])
+            T.buffer_store(self.weights, self._weight(words, v * WIDTH + place, lifted), [place])
         for i in range(self.m):
             added = sums.dot[i * self.sides + side]
             for place in range(WIDTH):

@@ -22,7 +22,8 @@ from functools import reduce
 from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
-from nearfar.targets.gpu.kernels.script.vectors import HALF_WORD, MANTISSA, WIDTH, at, spread, total
+from nearfar.targets.gpu.kernels.common import MANTISSA
+from nearfar.targets.gpu.kernels.script.vectors import HALF_WORD, WIDTH, at, spread, total
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 from nearfar.targets.gpu.tir_passes import SELDOM
 

@@ -31,8 +31,9 @@ from tvm.script import tirx as T
 
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
-from nearfar.targets.gpu.kernels.common import ceil_div
+from nearfar.targets.gpu.kernels.common import ceil_div, fma
 from nearfar.targets.gpu.kernels.linear.halves import Halves, in_pairs
+from nearfar.targets.gpu.kernels.linear.lookup import Lookup
 from nearfar.targets.gpu.kernels.linear.products import F32X4, ChunkSums, Inputs, TileProducts
 from nearfar.targets.gpu.kernels.script.scales import GroupRegisters, GroupScales
 from nearfar.targets.gpu.kernels.script.text import local_array, shared_array
@@ -41,7 +42,6 @@ from nearfar.targets.gpu.kernels.script.vectors import (
     ColumnReader,
     clear,
     f32x4,
-    fma,
     number,
     or_zero,
     scale_buffer,
@@ -130,8 +130,9 @@ def _splits(job: Product, device: DeviceClass) -> list[int]:
 
 
 def shared_bytes(job: Product, splits: int) -> int:
-    """Bytes of workgroup memory in which the lanes' sums meet."""
-    return ((splits - 1) * job.columns.lanes * job.columns.sides * WIDTH + splits) * job.m * 4
+    """Bytes of workgroup memory in which the lanes' sums meet, and for the values of a table."""
+    sums = ((splits - 1) * job.columns.lanes * job.columns.sides * WIDTH + splits) * job.m * 4
+    return sums + Lookup(job.matrix).bytes
 
 
 def _split(job: Product, splits: int) -> LaneTiling:
@@ -250,6 +251,7 @@ class Sums:
         `w0`, `w1` are buffers, ignored if the product lacks them.
         """
         m, columns = self.job.m, self.job.columns
+        self.products.lookup.fill(ty * columns.lanes + tx, columns.lanes * self.splits)
         clear(held.acc, m * self.each)
         for i in range(m):
             T.buffer_store(held.square, T.float32(0), [i])

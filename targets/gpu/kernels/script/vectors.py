@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.common import MANTISSA, constant, fma, lifted_bits
 from nearfar.targets.gpu.kernels.linear.layout import Units, scale_shape, word_shape
+from nearfar.targets.gpu.kernels.tables import value_of
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 
 WIDTH = 4
@@ -25,7 +26,6 @@ HALF_WORD = 16
 SCALE_WORDS = WIDTH // 2
 """Words with the scales of four columns, where they have no biases."""
 LOW_HALVES, HIGH_HALVES, FOUR_HALVES = "low_halves", "high_halves", "four_halves"
-MANTISSA, EXPONENT_BIAS = 23, 127
 
 
 def quarter(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,17 +103,8 @@ def zero():
 
 
 def number(value: float):
-    """A vector with a known number in all four places. TVM writes seven digits into WGSL: longer ones are
-    written as bits.
-    """
-    if float(f"{value:.6e}") == value:
-        return spread(T.float32(float(value)))
-    return spread(T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32)))))
-
-
-def fma(a, b, c):
-    """a·b + c, one instruction on every GPU; vectors with the dtype of `a`."""
-    return T.call_pure_extern(str(a.ty.dtype), "fma", a, b, c)
+    """A vector with a known number in all four places."""
+    return spread(constant(value))
 
 
 def clear(array, count: int) -> None:
@@ -168,7 +159,7 @@ class ColumnReader:
     @property
     def placed(self) -> bool:
         """Whether codes are used at their place in halves of their word: see `lift`."""
-        return self.units.placed
+        return self.matrix.quantized and not self.units.planes
 
     def lift(self, word: list, half: int):
         """The codes in a half of a unit's word, as the last bits of the mantissa of a float32 of 2^23.
@@ -177,8 +168,8 @@ class ColumnReader:
         """
         if half:
             top = 1 << (HALF_WORD - 1)
-            return T.shift_right(word[0], _bits(HALF_WORD)) ^ _bits(_ulps(0) | top)
-        return (word[0] & _bits((1 << HALF_WORD) - 1)) | _bits(_ulps(0))
+            return T.shift_right(word[0], _bits(HALF_WORD)) ^ _bits(lifted_bits(0) | top)
+        return (word[0] & _bits((1 << HALF_WORD) - 1)) | _bits(lifted_bits(0))
 
     def weight(self, word: list, e: int, lifted: list):
         """Weight or code `e` of a unit with the words `word`, float32x4. `lifted`: halves of placed codes.
@@ -193,7 +184,7 @@ class ColumnReader:
             return word[e]
         if not self.matrix.quantized:
             return high_halves(word[e // 2]) if e % 2 else low_halves(word[e // 2])
-        if not self.units.placed:
+        if not self.placed:
             return number_of(self._split_code(word, e), zero)
         half, place = divmod(e * bits, HALF_WORD)
         mask = ((1 << bits) - 1) << place | ~((1 << MANTISSA) - 1) & 0xFFFFFFFF
@@ -201,6 +192,14 @@ class ColumnReader:
         if not place:
             return made - number((1 << MANTISSA) + zero)
         return fma(made, number(0.5**place), number(-(1 << MANTISSA - place) - zero))
+
+    def whole(self, word: list, e: int):
+        """Code `e` of a unit with one plane, uint32x4."""
+        bits, last = self.matrix.bits, self.inputs - 1
+        shifted = T.shift_right(word[0], _bits(e * bits)) if e else word[0]
+        if e == last:  # its highest bit is stored inverted, see packing.SIGN_BIT
+            return shifted ^ _bits(1 << bits - 1)
+        return shifted & _bits((1 << bits) - 1)
 
     def _split_code(self, word: list, e: int):
         """Code `e` of a unit with two planes."""
@@ -256,7 +255,7 @@ class Slices:
 
     def weight(self, word, first, e: int):
         """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32.
-        Codes without biases are centred, as those of a ColumnReader.
+        Codes without biases are centred, as those of a ColumnReader; those with a table become its values.
         """
         if self.matrix.bits == 32:
             return word[e]
@@ -272,19 +271,15 @@ class Slices:
             part = T.shift_right(held, spread(shift)) & _bits((1 << bits) - 1)
             code = part if code is None else code | T.shift_left(part, _bits(below))
             at_word, below = at_word + count, below + bits
-        return number_of(code, self.matrix.zero)
+        code = number_of(code, self.matrix.zero)
+        return value_of(self.matrix.scales.table, code) if self.matrix.scales.table else code
 
 
 def number_of(codes, zero: int = 0):
     """Codes minus `zero` as float32: codes become the last bits of a float32 of 2^23, which is then
     subtracted.
     """
-    return T.reinterpret(f"float32x{WIDTH}", codes | _bits(_ulps(0))) - number((1 << MANTISSA) + zero)
-
-
-def _ulps(count: int) -> int:
-    """The bits of the float32 2^23 + count."""
-    return (EXPONENT_BIAS + MANTISSA) << MANTISSA | count
+    return T.reinterpret(f"float32x{WIDTH}", codes | _bits(lifted_bits(0))) - number((1 << MANTISSA) + zero)
 
 
 def _bits(word: int):

@@ -16,7 +16,7 @@ from functools import partial
 
 from tvm import ir, s_tir, tirx, transform
 
-from nearfar.targets.cpu.kernels.vec import exponential
+from nearfar.targets.llvm.exponential import exponential
 
 PIPELINE = "nearfar_cpu"
 TRUSTING = "nearfar_cpu_trusting"
