@@ -2,7 +2,7 @@ import { createHash } from "node:crypto";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import type { Browser, BrowserContext, Page } from "playwright-core";
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
 import type * as store from "../../src/storage/file-cache.js";
 import { builtPackage, distFile } from "../support/built.js";
@@ -97,6 +97,16 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
       for await (const key of (await root.getDirectoryHandle(name)).keys()) names.push(key);
       return names.sort();
     }, directory);
+
+  /** The bytes on the disk of files that have come in part. */
+  const begunBytes = (): Promise<number> =>
+    first.evaluate(async () => {
+      let size = 0;
+      const root = await navigator.storage.getDirectory();
+      for await (const handle of (await root.getDirectoryHandle("nearfar-files", { create: true })).values())
+        if (handle.name.endsWith(".begun")) size += (await (handle as FileSystemFileHandle).getFile()).size;
+      return size;
+    });
 
   const filesOf = (...names: string[]): string[] => {
     const files = names.flatMap((name) => [...(artifacts.get(name)?.files.values() ?? [])]);
@@ -255,17 +265,8 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
         response.on("close", () => clearInterval(timer));
         return true;
       };
-      await first.evaluate(async (address) => {
-        const many = new Promise<void>((resolve) => {
-          void nearfarPackage.createEngine(address, {
-            onProgress: (step) => {
-              // Two of the late bytes: what came before them has been written.
-              if (step.phase === "weights" && step.loaded >= 512 + 302) resolve();
-            },
-          });
-        });
-        await many;
-      }, url);
+      await first.evaluate((address) => void nearfarPackage.createEngine(address), url);
+      await vi.waitFor(async () => expect(await begunBytes()).toBeGreaterThanOrEqual(300), 30_000);
       await first.close();
       expect(await answer(second, {}, url)).toBe(expectedText("q", 9));
       bucket.close();
