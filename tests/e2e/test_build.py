@@ -87,7 +87,7 @@ def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(stories: Path,
 def test_kernels_that_are_damaged_are_compiled_again(stories: Path, tmp_path: Path) -> None:
     kernels = shutil.copytree(stories / "kernels", tmp_path / "kernels")
     sound = hashes(kernels)
-    first, second, third, *_ = sorted(kernels.iterdir(), key=lambda file: file.stat().st_size)
+    first, second, third, *_ = sorted(kernels.glob("*.program"), key=lambda file: file.stat().st_size)
     data = bytearray(first.read_bytes())
     data[len(data) // 2] ^= 1
     first.write_bytes(data)
