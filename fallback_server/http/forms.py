@@ -27,7 +27,7 @@ class JsonSchema(Strict):
 
     place = "response_format.json_schema."
     name: Annotated[Name | None, SILENT] = None
-    schema_: JsonObject = Field(alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     description: Annotated[str | None, SILENT] = None
     strict: bool | None = None
 
