@@ -7,13 +7,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic_core import from_json
-
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.json_words import wrong_json
+from nearfar.fallback_server.http.json_words import TOO_DEEP, read_json
 
 _LOOKED_INTO = (dict, list, float)
-_TOO_DEEP = "recursion limit exceeded"
 
 
 def parsed(body: bytes, depth: int) -> Any:
@@ -21,12 +18,10 @@ def parsed(body: bytes, depth: int) -> Any:
     are nested more than `depth` levels deep.
     """
     try:
-        data = from_json(body, allow_inf_nan=False)
+        data = read_json(body)
     except ValueError as error:
-        if str(error).startswith(_TOO_DEEP):
-            raise _invalid(_deep(depth)) from error
-        said = wrong_json(body, str(error))
-        raise _invalid(f"the body is not valid JSON: {said}") from error
+        said = str(error)
+        raise _invalid(_deep(depth) if said == TOO_DEEP else f"the body is not valid JSON: {said}") from error
     _check_nest(data, depth)
     return data
 

@@ -12,6 +12,7 @@ from nearfar.fallback_server.http.words import SHOWN, printable
 _AT = re.compile(r"(.*) at line (\d+) column (\d+)", re.DOTALL)
 _WORD = re.compile(r"[\w+.-]{1,20}")
 _PAIR = r"half of a surrogate pair (\uD800 to \uDFFF) is alone in a string before {at}, and no text has that"
+TOO_DEEP = "it is nested too deeply"
 _NO_UTF8 = "its bytes are not UTF-8 at {at}"
 _SAID = {
     "unexpected end of hex escape": _PAIR,
@@ -20,7 +21,7 @@ _SAID = {
     "expected `:`": "a colon must be behind a field's name at {at}, not {found}",
     "expected `,` or `}`": "a comma or the end of the object must be at {at}, not {found}",
     "expected `,` or `]`": "a comma or the end of the list must be at {at}, not {found}",
-    "recursion limit exceeded": "it is nested too deeply",
+    "recursion limit exceeded": TOO_DEEP,
     "EOF while parsing a value": "it ends at {at}, where a value is missing",
     "EOF while parsing a string": "it ends at {at}, inside a string",
     "EOF while parsing an object": "it ends at {at}, inside an object",
@@ -47,10 +48,10 @@ def read_json(text: bytes) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise ValueError(wrong_json(text, str(error))) from error
+        raise ValueError(_said(text, str(error))) from error
 
 
-def wrong_json(text: bytes, message: str) -> str:
+def _said(text: bytes, message: str) -> str:
     """Say what is wrong with a text. `message`: what the parser says, pydantic's from_json."""
     what, at, found = message, "", ""
     if match := _AT.fullmatch(message):

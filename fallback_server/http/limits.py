@@ -101,9 +101,9 @@ class AdmittedRequest:
         """
         if not self.left:
             self.left = True
-            known = self.estimate is not None and prompt_tokens is not None
-            more = (prompt_tokens or 0) - (self.estimate or 0) if known else 0
-            self.admission.leave(self, completion_tokens + more)
+            if self.estimate is not None and prompt_tokens is not None:
+                completion_tokens += prompt_tokens - self.estimate
+            self.admission.leave(self, completion_tokens)
 
 
 class Admission:
