@@ -128,7 +128,7 @@ class AdaptedCheckpoint:
 
     def untouched(self, tensors: Iterable[str]) -> str | None:
         """A note about those of the tensors that the adapter was trained for, as its config says, and for
-        which it has no matrices; None if there are none. Experts are no modules that an adapter can name.
+        which it has no matrices; None if there are none. `target_modules` cannot name experts.
         """
         ends, changed = self._lora.targets, {*self._merge.deltas, *self._merge.anew, *self._merge.whole}
         lost = [
