@@ -40,7 +40,7 @@ TABLE = (
     Row("slots", "int32", (MAX_STEP,), "the slot of its sequence, 0…slots−1 (0 for padding)"),
     Row("page_table.<g>", "int32", ("slots", "pages_per_slot"),
         "by slot and column, position / page_size: a page of group g"),
-    Row("logit_rows", "int32", (MAX_ROWS,), "the row m whose logits row r holds (0 where r is not used)"),
+    Row("logit_rows", "int32", (MAX_ROWS,), "the row m whose logits row r holds (where r is not used, the last used row again; 0 without one)"),
     Row("rope.<name>", "float32", (CONTEXT, "head_dim"),
         "rotations by position, made by the runtime at load"),
     Row("logits", "float32", (MAX_ROWS, "vocab"), "out: of the rows that `logit_rows` names"),
