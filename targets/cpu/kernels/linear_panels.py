@@ -1,10 +1,10 @@
-"""Products of many rows: the codes and scales of a span of two blocks are unpacked once, and multiplied by all
-rows of a chunk while they lie in the L1 cache.
+"""Products of many rows: the codes and scales of a span of two blocks are unpacked once, and multiplied by
+all rows of a chunk while they lie in the L1 cache.
 
 A tile of four rows and two blocks reads six vectors for eight products, where eight rows and one block read
-nine; and codes of two planes, tables and scales in two levels cost as good as nothing. On a Zen 5, products of
-Q6_K and Q3_K take 0.87 to 0.91 of the time of tile after tile, of Q5_0, Q5_K and IQ4 0.94, of Q4_K 0.97, and
-of groups with float16 scales the same. Few rows gain nothing: they use the unpacked codes too seldom.
+nine; and codes of two planes, tables and scales in two levels cost as good as nothing. On a Zen 5, products
+of Q6_K and Q3_K take 0.87 to 0.91 of the time of tile after tile, of Q5_0, Q5_K and IQ4 0.94, of Q4_K 0.97,
+and of groups with float16 scales the same. Few rows gain nothing: they use the unpacked codes too seldom.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCKS = 2
 TILE = (4, BLOCKS * v.ROWS)
 """Rows and columns of a tile: 16 registers of sums, 8 of outputs, and two of codes."""
 CHUNK = 256
-"""Rows that use a span once it is unpacked: their outputs take 32 KiB, its codes 8. (64: up to 5 % slower.)"""
+"""Rows that use a span once it is unpacked: their outputs take 32 KiB, its codes 8. (64: to 5 % slower.)"""
 SPAN = 256
 """The most inputs that are unpacked at a time: codes of 8 KiB."""
 

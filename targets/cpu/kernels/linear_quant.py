@@ -25,7 +25,7 @@ from nearfar.targets.cpu.kernels.dot import SUMS, DotSums, products, tile
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.rounded import Rounded, Rounding
-from nearfar.targets.cpu.kernels.rows import round_row, x_args
+from nearfar.targets.cpu.kernels.rows import values_of, x_args
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -116,10 +116,15 @@ class _Way:
             at = self.first + 2 * i
             held = rounding.inputs(buf[f"scratch:{at}"], buf[f"scratch:{at + 1}"])
             rounded[rounding.dot.matrix.group] = held
-        with v.rows(self.rows) as m:
+        tile = linear_panels.TILE[0] if self.in_panels else 1
+        with v.rows(self.rows // tile) as m:
+            values = [values_of(self.job, buf, m * tile + row) for row in range(tile)]
             for rounding in self.roundings:
                 x = rounded[rounding.dot.matrix.group]
-                round_row(self.job, rounding, buf, m, x.words, x.numbers)
+                if self.in_panels:
+                    rounding.write_four(values, m, x.words, x.numbers)
+                else:
+                    rounding.write(values[0], m, x.words, x.numbers)
         for i, (piece, dot) in enumerate(self.pieces):
             of_piece = replace(self.job, matrix=piece.matrix, first=piece.first, of=self.job.matrix.n)
             job = of_piece if self.job.matrix.pieces else self.job

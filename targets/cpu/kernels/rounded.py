@@ -14,6 +14,9 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import LARGEST, DotSums
 
 Expr = Any
+ValueAt = Callable[[Expr], Expr]
+WORDS = 8
+"""The words of sixteen inputs."""
 NUMBERS = 2
 """A group's scale, and the sum of its inputs."""
 
@@ -51,7 +54,7 @@ class Rounding:
         """The rounded rows in these buffers."""
         return Rounded(words, numbers, self.corrections)
 
-    def write(self, value_at: Callable[[Expr], Expr], m: Expr, words: Expr, numbers: Expr) -> None:
+    def write(self, value_at: ValueAt, m: Expr, words: Expr, numbers: Expr) -> None:
         """Round a row of inputs as row m; `value_at` gives sixteen of its values from one on.
 
         16 bits instead of the usual 8 keep the error (2^-16 of a group's largest value) below that of float32
@@ -61,28 +64,48 @@ class Rounding:
         dot, tile, group = self.dot, self.dot.rows, self.dot.matrix.group
         t, r = (m, v.i32(0)) if tile == 1 else (T.Bind(m // tile), T.Bind(m % tile))
         with T.serial(0, dot.matrix.k // group) as g:
-            regs = [value_at(g * group + i) for i in range(0, group, v.LANES)]
-            total, largest = regs[0], tirx.abs(regs[0])
-            for value in regs[1:]:
-                total, largest = T.Bind(total + value), T.Bind(tirx.max(largest, tirx.abs(value)))
-            amax = v.hmax(largest)
-            inverse = T.Bind(tirx.Select(amax > v.f32(0.0), v.f32(LARGEST) / amax, v.f32(0.0)))
-            v.put1(numbers, [t, g, 0, r], amax * v.f32(1.0 / LARGEST))
-            v.put1(numbers, [t, g, 1, r], v.hsum(total))
-            integers = [T.Bind(v.cast(tirx.nearbyint(value * v.splat(inverse)), v.I32X16)) for value in regs]
-            if self.corrections:
-                whole = functools.reduce(lambda a, b: T.Bind(a + b), integers)
-                count = v.hreduce(whole, lambda a, b: a + b, "int32")
-                for i, factor in enumerate(self.corrections):
-                    product = T.Bind(count * v.i32(factor))
-                    v.put1(numbers, [t, g, NUMBERS + i, r], v.bits(product, "float32"))
-            for i, value in enumerate(integers):
-                held, first = dot.inputs(value), (g * group + i * v.LANES) // 2 * tile
+            for i, held in enumerate(self._group(value_at, t, g, r, numbers)):
+                first = (g * group + i * v.LANES) // 2 * tile
                 if tile == 1:
-                    v.put(words, [t, first], held, 8)
+                    v.put(words, [t, first], held, WORDS)
                     continue
-                for j in range(8):
+                for j in range(WORDS):
                     v.put1(words, [t, first + dot.place(j, r)], tirx.Shuffle([held], [j]))
+
+    def write_four(self, values: Sequence[ValueAt], t: Expr, words: Expr, numbers: Expr) -> None:
+        """Round the four rows of tile t, whose words are neighbours; see `write`.
+
+        Storing word by word took 1.2 to 1.5 times as long.
+        """
+        group = self.dot.matrix.group
+        with T.serial(0, self.dot.matrix.k // group) as g:
+            rows = [self._group(value_at, t, g, v.i32(r), numbers) for r, value_at in enumerate(values)]
+            for i, held in enumerate(zip(*rows, strict=True)):
+                first = (g * group + i * v.LANES) // 2 * len(rows)
+                order = [r * WORDS + j for j in range(WORDS) for r in range(len(rows))]
+                for half in range(0, len(order), v.LANES):
+                    some = T.Bind(tirx.Shuffle(list(held), order[half : half + v.LANES]))
+                    v.put(words, [t, first + half], some)
+
+    def _group(self, value_at: ValueAt, t: Expr, g: Expr, r: Expr, numbers: Expr) -> list[Expr]:
+        """Write the numbers of a group of row r of tile t, and give its words, eight for sixteen inputs."""
+        group = self.dot.matrix.group
+        regs = [value_at(g * group + i) for i in range(0, group, v.LANES)]
+        total, largest = regs[0], tirx.abs(regs[0])
+        for value in regs[1:]:
+            total, largest = T.Bind(total + value), T.Bind(tirx.max(largest, tirx.abs(value)))
+        amax = v.hmax(largest)
+        inverse = T.Bind(tirx.Select(amax > v.f32(0.0), v.f32(LARGEST) / amax, v.f32(0.0)))
+        v.put1(numbers, [t, g, 0, r], amax * v.f32(1.0 / LARGEST))
+        v.put1(numbers, [t, g, 1, r], v.hsum(total))
+        integers = [T.Bind(v.cast(tirx.nearbyint(value * v.splat(inverse)), v.I32X16)) for value in regs]
+        if self.corrections:
+            whole = functools.reduce(lambda a, b: T.Bind(a + b), integers)
+            count = v.hreduce(whole, lambda a, b: a + b, "int32")
+            for i, factor in enumerate(self.corrections):
+                product = T.Bind(count * v.i32(factor))
+                v.put1(numbers, [t, g, NUMBERS + i, r], v.bits(product, "float32"))
+        return [self.dot.inputs(value) for value in integers]
 
 
 @dataclass(frozen=True)

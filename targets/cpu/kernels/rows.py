@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -10,7 +11,6 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.rounded import Rounding
 
 Expr = Any
 
@@ -46,10 +46,8 @@ def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
     return T.Bind(logit_rows[m]) if job.rows else m
 
 
-def round_row(
-    job: Linear, rounding: Rounding, ins: dict[str, Expr], m: Expr, words: Expr, sums: Expr
-) -> None:
-    """Round row m of x' to integers of 16 bits (Rounding.write)."""
+def values_of(job: Linear, ins: dict[str, Expr], m: Expr) -> Callable[[Expr], Expr]:
+    """Gives sixteen values of row m of x' from one on."""
     x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)
     rms = norm_scale(x, row, job.matrix.k, job.norm) if job.norm is not None else None
 
@@ -57,4 +55,4 @@ def round_row(
         value = v.lanes(x, [row, i])
         return value if rms is None else T.Bind(value * v.splat(rms) * v.lanes(ins["norm"], [i]))
 
-    rounding.write(value_at, m, words, sums)
+    return value_at
