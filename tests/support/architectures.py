@@ -408,7 +408,8 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
 
     def logits(tokens: list[int]) -> np.ndarray:
         with torch.no_grad():
-            return np.asarray(model(torch.tensor([tokens])).logits[0].float().numpy())
+            # transformers makes no cache for a model whose layers all keep a state
+            return np.asarray(model(torch.tensor([tokens]), use_cache=False).logits[0].float().numpy())
 
     return logits
 

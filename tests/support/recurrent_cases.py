@@ -19,6 +19,7 @@ LFM2S = [
     case("lfm2_moe", "odd", **{**LFM2, "block_multiple_of": OWN}, head_dim=24, conv_bias=True,
          num_dense_layers=0, layer_types=[GLOBAL, CONV, CONV], num_experts=6, num_experts_per_tok=2,
          moe_intermediate_size=37, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=2.5),
+    case("lfm2", "convs", **LFM2, head_dim=OWN, layer_types=[CONV, CONV, CONV]),
     case("lfm2", "deep", **{**LFM2, "hidden_size": 40}, conv_L_cache=20, layer_types=[GLOBAL, CONV, CONV],
          block_auto_adjust_ff_dim=False, prompts=(9, 70)),
 ]  # fmt: skip
