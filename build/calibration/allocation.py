@@ -1,4 +1,5 @@
-"""Chooses bits for each matrix at a given total size, so that the model's answers lose least.
+"""Chooses bits and a way of storing scales for each matrix at a given total size, so that the model's answers
+lose least.
 
 The loss of storing a matrix in fewer bits is estimated as its error times its sensitivity: the error is Σ
 h·(w - ŵ)², with h the mean of squares of each input; the sensitivity is what the next token's distribution
@@ -26,7 +27,7 @@ from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of, s
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import Source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
-from nearfar.build.weights.ways import squared_error, ways
+from nearfar.build.weights.ways import squared_error, stored_as, ways
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.kernels.codes import BITS
@@ -51,10 +52,10 @@ layers do.
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes and loss of one matrix, by number of bits."""
+    """Bytes and loss of one matrix in each scheme that it may have: bits, and a way of storing scales."""
 
-    size: Mapping[int, int]
-    loss: Mapping[int, float]
+    size: Mapping[Scheme, int]
+    loss: Mapping[Scheme, float]
 
 
 def measure(
@@ -80,7 +81,7 @@ def measure(
             name: whole(params[name], np.asarray(moments, np.float32)) for name, moments in moved.items()
         }
         shares |= {name: partial(chosen.shares, params[name]) for name in sorted(stacks)}
-        errors: dict[str, dict[int, float]] = {}
+        errors: dict[str, dict[Scheme, float]] = {}
         probes: dict[str, Array] = {}
         for name, of in shares.items():
             errors[name], probes[name] = _errors(source, params[name], of)
@@ -88,8 +89,8 @@ def measure(
             lost, matrix = loss(expected, found), source.matrices[name]
             probe = errors[name][_probe(errors[name])]
             costs[name] = Costs(
-                {bits: replace(matrix, bits=bits).bytes for bits in errors[name]},
-                {bits: error * lost / max(probe, 1e-30) for bits, error in errors[name].items()},
+                {scheme: stored_as(matrix, scheme).bytes for scheme in errors[name]},
+                {scheme: error * lost / max(probe, 1e-30) for scheme, error in errors[name].items()},
             )
         if index < len(parts) - 1:
             forward.advance(stretch, weights)
@@ -161,16 +162,20 @@ def _turned(expected: Array, found: Array) -> float:
     return float((1 - (expected * found).sum(-1, dtype=np.float64)).mean())
 
 
-def _errors(source: Source, param: Param, shares: Shares) -> tuple[dict[int, float], Array]:
-    """Σ h·(w - ŵ)² for each number of bits, of the way of storing scales that loses least; and the matrix
-    dequantized from the probe's bits. `shares`: the rows of a tensor that are quantized together.
+def _schemes(matrix: Matrix, source: Source) -> list[Scheme]:
+    """The schemes that a quantized matrix may have: every number of bits in every way of storing scales."""
+    fitting = [bits for bits in BITS if Scheme(bits, matrix.group).fits(matrix.k)]
+    return [way for bits in fitting for way in ways(Scheme(bits, matrix.group), matrix.k, source.storable)]
+
+
+def _errors(source: Source, param: Param, shares: Shares) -> tuple[dict[Scheme, float], Array]:
+    """Σ h·(w - ŵ)² for each scheme, and the matrix dequantized from the probe. `shares`: the rows of a tensor
+    that are quantized together.
     """
-    group = source.matrices[param.name].group
-    fitting = [bits for bits in BITS if Scheme(bits, group).fits(param.k)]
-    probe = _probe(fitting)
-    schemes = [way for bits in fitting for way in ways(Scheme(bits, group), param.k, source.storable)]
+    schemes = _schemes(source.matrices[param.name], source)
     losses = dict.fromkeys(schemes, 0.0)
-    tensors: dict[Scheme, dict[str, Array]] = {way: {} for way in schemes if way.bits == probe}
+    bits = _probe_bits(schemes)
+    tensors: dict[Scheme, dict[str, Array]] = {way: {} for way in schemes if way.bits == bits}
     for name in param.tensors:
         parts: dict[Scheme, list[Array]] = {way: [] for way in tensors}
         for share in shares(name):
@@ -183,23 +188,28 @@ def _errors(source: Source, param: Param, shares: Shares) -> tuple[dict[int, flo
                 losses[scheme] += squared_error(weight, rounded, share.weight)
         for scheme, found in parts.items():
             tensors[scheme][name] = found[0] if len(found) == 1 else np.concatenate(found)
-    best = {bits: min((w for w in schemes if w.bits == bits), key=lambda w: losses[w]) for bits in fitting}
-    errors = {bits: losses[scheme] for bits, scheme in best.items()}
-    return errors, FloatWeights.stacked(param, tensors[best[probe]])
+    return losses, FloatWeights.stacked(param, tensors[_probe(losses)])
 
 
-def _probe(fitting: Iterable[int]) -> int:
-    """The number of bits at which a sensitivity is measured, out of those that rows can have."""
-    return min(bits for bits in fitting if bits >= PROBE)
+def _probe(errors: Mapping[Scheme, float]) -> Scheme:
+    """The scheme with which a sensitivity is measured: of those with the probe's bits, the one with the least
+    error.
+    """
+    bits = _probe_bits(errors)
+    return min((scheme for scheme in errors if scheme.bits == bits), key=lambda scheme: errors[scheme])
 
 
-def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
-    """Choose bits for each matrix, at most `budget` bytes in all, with the least loss that the hulls allow.
-    Raises BuildError where even the fewest bits take more bytes.
+def _probe_bits(schemes: Iterable[Scheme]) -> int:
+    return min(scheme.bits for scheme in schemes if scheme.bits >= PROBE)
+
+
+def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, Scheme]:
+    """Choose a scheme for each matrix, at most `budget` bytes in all, with the least loss that the hulls
+    allow. Raises BuildError where even the smallest schemes take more bytes.
     """
     steps = {name: list(_hull(cost)) for name, cost in costs.items()}
     chosen = {name: found[0] for name, found in steps.items()}
-    spent = sum(costs[name].size[bits] for name, bits in chosen.items())
+    spent = sum(costs[name].size[scheme] for name, scheme in chosen.items())
     _check_room(budget, spent)
 
     def step(name: str, at: int) -> tuple[float, str, int]:
@@ -232,19 +242,19 @@ def _check_room(budget: int, least: int) -> None:
         )
 
 
-def _hull(costs: Costs) -> Iterator[int]:
-    """Yield the numbers of bits on the lower convex hull of loss over bytes, the fewest first."""
-    hull: list[int] = []
-    for bits in sorted(costs.size):
-        if hull and costs.loss[bits] >= costs.loss[hull[-1]]:
+def _hull(costs: Costs) -> Iterator[Scheme]:
+    """Yield the schemes on the lower convex hull of loss over bytes, the smallest first."""
+    hull: list[Scheme] = []
+    for scheme in sorted(costs.size, key=lambda scheme: (costs.size[scheme], costs.loss[scheme])):
+        if hull and costs.loss[scheme] >= costs.loss[hull[-1]]:
             continue
-        while len(hull) > 1 and _slope(costs, hull[-2], bits) <= _slope(costs, hull[-2], hull[-1]):
+        while len(hull) > 1 and _slope(costs, hull[-2], scheme) <= _slope(costs, hull[-2], hull[-1]):
             hull.pop()
-        hull.append(bits)
+        hull.append(scheme)
     yield from hull
 
 
-def _slope(costs: Costs, less: int, more: int) -> float:
+def _slope(costs: Costs, less: Scheme, more: Scheme) -> float:
     """Change of the loss per byte: the lower the better."""
     return (costs.loss[more] - costs.loss[less]) / (costs.size[more] - costs.size[less])
 
@@ -256,8 +266,8 @@ def allocated(
     fit: int | None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Source:
-    """Give the source bits for each matrix: `bits` a weight on average, scales and biases included, or all
-    weights within `fit` bytes. Raises BuildError where no choice has that size.
+    """Give the source a scheme for each matrix: `bits` a weight on average, scales and biases included, or
+    all weights within `fit` bytes. Raises BuildError where no choice has that size.
     """
     quantized = {name: matrix for name, matrix in source.matrices.items() if matrix.quantized}
     if fit is None:
@@ -266,24 +276,20 @@ def allocated(
     else:
         budget = fit - sum(source.bytes_of(param) for param in source.params if param.name not in quantized)
     # Shapes alone decide whether the budget suffices, so a build is refused before it measures.
-    _check_room(budget, sum(_least_bytes(matrix) for matrix in quantized.values()))
-    return with_bits(source, allocate(measure(source, text, advance), budget))
+    _check_room(budget, sum(_least_bytes(matrix, source) for matrix in quantized.values()))
+    return with_schemes(source, allocate(measure(source, text, advance), budget))
 
 
-def _least_bytes(matrix: Matrix) -> int:
-    """Bytes of a quantized matrix with the fewest bits that its rows can have."""
-    fitting = (bits for bits in BITS if Scheme(bits, matrix.group).fits(matrix.k))
-    return replace(matrix, bits=min(fitting)).bytes
+def _least_bytes(matrix: Matrix, source: Source) -> int:
+    """Bytes of a quantized matrix in the smallest scheme that it may have."""
+    return min(stored_as(matrix, scheme).bytes for scheme in _schemes(matrix, source))
 
 
-def with_bits(source: Source, bits: Mapping[str, int]) -> Source:
-    """The source with matrices of these bits; its scheme is the most common one."""
-    matrices = {
-        name: replace(matrix, bits=bits[name]) if name in bits else matrix
-        for name, matrix in source.matrices.items()
-    }
+def with_schemes(source: Source, schemes: Mapping[str, Scheme]) -> Source:
+    """The source with matrices in these schemes; its own has the most common number of bits."""
     weighed: dict[int, int] = {}
-    for name, found in bits.items():
-        weighed[found] = weighed.get(found, 0) + matrices[name].n * matrices[name].k
-    most = max(weighed, key=lambda found: weighed[found])
-    return replace(source, matrices=matrices, scheme=replace(source.scheme, bits=most))
+    for name, scheme in schemes.items():
+        matrix = source.matrices[name]
+        weighed[scheme.bits] = weighed.get(scheme.bits, 0) + matrix.n * matrix.k
+    most = max(weighed, key=lambda bits: weighed[bits])
+    return replace(source.stored_as(schemes), scheme=replace(source.scheme, bits=most))

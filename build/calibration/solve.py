@@ -24,6 +24,7 @@ from nearfar.build.weights.second_order import F64, Curvature, quantize_second_o
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import read_rows
 from nearfar.build.weights.ways import squared_error, ways
+from nearfar.format.scales import PAIRS
 from nearfar.kernels.quantized import QuantTensor
 from nearfar.step.operation import chosen_from, multiplied_by
 from nearfar.step.params import Param
@@ -181,8 +182,12 @@ def _least_loss(source: Source, param: Param, shares: Shares) -> SolvedMatrix:
 
 
 def _ways(source: Source, param: Param) -> list[Scheme]:
+    """The schemes to choose from. A matrix that has another way than float16 pairs keeps it: its way was
+    chosen together with its bits, and others may take more bytes.
+    """
     matrix = source.matrices[param.name]
-    return ways(Scheme(matrix.bits, matrix.group), param.k, source.storable)
+    scheme = Scheme(matrix.bits, matrix.group, matrix.scales)
+    return ways(scheme, param.k, source.storable) if scheme.scales == PAIRS else [scheme]
 
 
 def _pieces(

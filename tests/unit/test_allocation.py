@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +14,22 @@ from nearfar.build.calibration import allocation
 from nearfar.build.calibration.allocation import ANSWERS, PROBE, WINDOWS, Costs, allocate, measure
 from nearfar.build.calibration.chosen import Chosen, shares
 from nearfar.build.calibration.forward import Forward, stretches
+from nearfar.build.calibration.quality import refined, with_storable
 from nearfar.build.calibration.solve import FloatWeights, rows_of
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.options import BuildOptions
-from nearfar.build.source import open_source
+from nearfar.build.source import Source, open_source
+from nearfar.build.targets import target_of
 from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize
 from nearfar.errors import BuildError
+from nearfar.format.scales import Scales
 from nearfar.kernels.quantized import Array
 from tests.support.architectures import CASES, checkpoint
-from tests.support.cases import Case
+from tests.support.cases import VOCAB, Case
+from tests.support.cases import case as case_of
 
 BITS = (2, 3, 4, 5, 6, 8)
+ROWS_OF_320 = {"hidden_size": 320, "intermediate_size": 320, "num_attention_heads": 4, "head_dim": 80}
 MEASURED = {"llama-plain", "llama-tied", "gemma2-plain", "gemma4_text-shared", "olmoe-normalized"}
 
 
@@ -32,25 +38,26 @@ def costs(count: int, seed: int) -> dict[str, Costs]:
     rng = np.random.default_rng(seed)
     return {
         f"m{i}": Costs(
-            {bits: 8_000 * bits + 4_000 for bits in BITS},
-            {bits: float(sensitivity * 4.0**-bits) for bits in BITS},
+            {Scheme(bits): 8_000 * bits + 4_000 for bits in BITS},
+            {Scheme(bits): float(sensitivity * 4.0**-bits) for bits in BITS},
         )
         for i, sensitivity in enumerate(rng.lognormal(0, 2, count))
     }
 
 
-def of(found: dict[str, Costs], bits: dict[str, int]) -> tuple[int, float]:
+def of(found: dict[str, Costs], schemes: dict[str, Scheme]) -> tuple[int, float]:
     """Bytes and loss of a choice."""
     return (
-        sum(found[name].size[b] for name, b in bits.items()),
-        sum(found[name].loss[b] for name, b in bits.items()),
+        sum(found[name].size[scheme] for name, scheme in schemes.items()),
+        sum(found[name].loss[scheme] for name, scheme in schemes.items()),
     )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_that_is_a_step_smaller_is_better(seed: int) -> None:
     found = costs(5, seed)
-    choices = [dict(zip(found, choice, strict=True)) for choice in itertools.product(BITS, repeat=5)]
+    schemes = itertools.product(map(Scheme, BITS), repeat=5)
+    choices = [dict(zip(found, choice, strict=True)) for choice in schemes]
     every = [of(found, choice) for choice in choices]
     for budget in range(116_000, 345_000, 12_000):
         size, loss = of(found, allocate(found, budget))
@@ -63,7 +70,7 @@ def test_nothing_that_is_a_step_smaller_is_better(seed: int) -> None:
 def test_a_size_that_nothing_fits_is_refused_with_what_would() -> None:
     with pytest.raises(BuildError, match=r"leaves 99\.0 kB .* which have 100\.0 kB with 2 bits"):
         allocate(costs(5, 0), 99_000)
-    assert set(allocate(costs(5, 0), 10**9).values()) == {8}
+    assert set(allocate(costs(5, 0), 10**9).values()) == {Scheme(8)}
 
 
 def test_a_size_is_refused_before_anything_is_measured(
@@ -79,9 +86,45 @@ def test_a_size_is_refused_before_anything_is_measured(
 
 def test_bits_that_make_nothing_better_are_not_taken() -> None:
     """A matrix by chance loses more with 3 bits than with 2."""
-    odd = Costs({2: 20_000, 3: 28_000, 4: 36_000}, {2: 0.5, 3: 0.6, 4: 0.1})
-    assert allocate({"m": odd}, 30_000) == {"m": 2}
-    assert allocate({"m": odd}, 36_000) == {"m": 4}
+    two, three, four = map(Scheme, (2, 3, 4))
+    odd = Costs({two: 20_000, three: 28_000, four: 36_000}, {two: 0.5, three: 0.6, four: 0.1})
+    assert allocate({"m": odd}, 30_000) == {"m": two}
+    assert allocate({"m": odd}, 36_000) == {"m": four}
+
+
+def test_a_way_that_takes_more_bytes_and_loses_more_is_not_taken() -> None:
+    """Two levels are smaller than float16 pairs. Pairs are taken where they lose enough less."""
+    levels = Scheme(4, 32, Scales(6, True, 320))
+    pairs = Scheme(4)
+    worse = Costs({pairs: 36_000, levels: 35_000}, {pairs: 0.2, levels: 0.1})
+    assert allocate({"m": worse}, 36_000) == {"m": levels}
+    better = Costs({pairs: 36_000, levels: 35_000}, {pairs: 0.1, levels: 0.2})
+    assert allocate({"m": better}, 35_999) == {"m": levels}
+    assert allocate({"m": better}, 36_000) == {"m": pairs}
+
+
+def test_a_size_counts_scales_as_they_are_stored(tmp_path: Path) -> None:
+    """Two levels in rows of 320 inputs take fewer bytes than float16 pairs. The size of a build with 8 bits
+    suffices for 8 bits in every matrix, and that of a build with 2 bits is not refused.
+    """
+
+    def made(**size: Any) -> Source:
+        options = BuildOptions(str(model), tmp_path, ("cpu",), quality="good", group_size=64, **size)
+        source = with_storable(options, open_source(options), {"cpu": target_of("cpu").held})
+        text = CalibrationText(np.random.default_rng(0).integers(0, VOCAB, (2, 16)), "", "")
+        return refined(options, source, lambda: text, lambda stage, done, total: None)[0]
+
+    def size(source: Source) -> int:
+        return sum(map(source.bytes_of, source.params))
+
+    model = checkpoint(case_of("llama", "rows-of-320", num_hidden_layers=1, **ROWS_OF_320))
+    for bits in (2, 8):
+        every = made(quant=f"q{bits}")
+        fitted = made(fit=size(every))
+        quantized = [matrix for matrix in fitted.matrices.values() if matrix.quantized]
+        assert any(matrix.scales.superblock == 320 for matrix in quantized)
+        assert {matrix.bits for matrix in quantized} == {bits}
+        assert size(fitted) <= size(every)
 
 
 def test_rows_that_cannot_have_every_number_of_bits_are_measured(tmp_path: Path) -> None:
@@ -92,8 +135,10 @@ def test_rows_that_cannot_have_every_number_of_bits_are_measured(tmp_path: Path)
     text = np.random.default_rng(0).integers(0, source.model.vocab_size, (2, 16))
     for name, cost in measure(source, CalibrationText(text, "", "")).items():
         whole = source.matrices[name].k % 32 == 0
-        assert tuple(cost.size) == (BITS if whole else (2, 4, 8))
-        assert cost.loss[2] > cost.loss[4] > cost.loss[8] > 0
+        assert tuple(scheme.bits for scheme in cost.size) == (BITS if whole else (2, 4, 8))
+        losses = [cost.loss[Scheme(bits, 16)] for bits in (2, 4, 8)]
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] > 0
 
 
 @pytest.mark.parametrize(
@@ -159,7 +204,7 @@ def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(
             lost = float((1 - (expected * found).sum(-1)).mean())
         else:
             lost = float((expected * np.log(expected / found)).sum(-1).mean())
-        assert costs[param.name].loss[PROBE] == pytest.approx(lost, rel=0.02), param.name
+        assert costs[param.name].loss[Scheme(PROBE, group)] == pytest.approx(lost, rel=0.02), param.name
 
 
 def test_the_bits_of_experts_are_chosen_too(tmp_path: Path) -> None:
