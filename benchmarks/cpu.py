@@ -108,7 +108,7 @@ def ours(
         executor.write("tokens", np.array(tokens, np.int32))
         places = np.arange(position, position + size, dtype=np.int32)
         executor.write("positions", np.minimum(places, position + count - 1))
-        executor.write("logit_rows", np.array([count - 1], np.int32))
+        executor.write("logit_rows", np.full(MAX_ROWS, count - 1, np.int32))
         executor.run("step", size)
         executor.run(sampler, 1)
         executor.fetch("sampled", 1)()

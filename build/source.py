@@ -106,10 +106,12 @@ def open_source(options: BuildOptions) -> Source:
     context = options.context or (longest_text(checkpoint.path) if embeds else None)
     reading = read_model(checkpoint.config, checkpoint.entries, context)
     check_unread(reading.config, reading.model_type)
-    quantized = find_quantized(checkpoint)
+    quantized, untouched = find_quantized(checkpoint), None
     if pair.adapter is not None:
         lora = open_lora(folder_of(pair.adapter), short_name(pair.adapter))
-        checkpoint, quantized = merged(checkpoint, quantized, lora)
+        adapted, quantized = merged(checkpoint, quantized, lora)
+        checkpoint = adapted
+        untouched = adapted.untouched(name for param in reading.model.step.params for name in param.tensors)
     head = right_head(reading, checkpoint, quantized, context, embeds)
     reading = head.reading
     model = _with_end_tokens(reading.model, checkpoint)
@@ -129,7 +131,7 @@ def open_source(options: BuildOptions) -> Source:
     carried = quantized.notes if quantized is not None and keeps else ()
     return Source(
         checkpoint, reading, model, chosen.matrices, scheme, report, quantized, chosen.keeps, answers,
-        sampling, notes=(*head.notes, *carried, *filter(None, (more, *_surprises(reading)))),
+        sampling, notes=(*head.notes, *carried, *filter(None, (more, untouched, *_surprises(reading)))),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nearfar.step import ops
 from nearfar.step.model import KvCache, Step
-from nearfar.step.operation import Activation, Op
+from nearfar.step.operation import Activation, Op, turned_by
 from nearfar.step.params import Param, TensorPiece
 from nearfar.step.rope import Rope
 from nearfar.step.shapes import Shapes
@@ -221,9 +221,13 @@ class StepBuilder:
         return f"{hint}.{len(self._ops)}"
 
     def finish(self) -> Step:
-        """The step with everything that was added."""
+        """The step with everything that was added, without tables of rotations that no operation uses: a
+        model's config describes them even if none of its layers rotates.
+        """
         params, caches = tuple(self._params.values()), tuple(self._caches)
-        return Step(tuple(self._ops), params, caches, dict(self._ropes), dict(self._spellings))
+        used = {name for op in self._ops for name in turned_by(op)}
+        ropes = {name: rope for name, rope in self._ropes.items() if name in used}
+        return Step(tuple(self._ops), params, caches, ropes, dict(self._spellings))
 
     def _emit(self, make: Callable[[str], Op], hint: str) -> Value:
         return self.append(make(self.fresh(hint)))

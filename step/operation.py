@@ -103,6 +103,11 @@ def caches_of(op: Op) -> tuple[int, ...]:
     return tuple(int(getattr(op, name)) for name in _fields(type(op), (Role.CACHE,)))
 
 
+def turned_by(op: Op) -> tuple[str, ...]:
+    """The tables of rotations that an operation uses."""
+    return _named(op, Role.ROTATION)
+
+
 def problems_of(op: Op, of: Shapes) -> list[str]:
     """What is wrong with an operation: missing names, or shapes that do not fit; each the end of a
     sentence.
@@ -117,9 +122,7 @@ def problems_of(op: Op, of: Shapes) -> list[str]:
         if not 0 <= cache < len(of.caches)
     ]
     found += [
-        f"turns by {name!r}, which is not among ropes"
-        for name in _named(op, Role.ROTATION)
-        if name not in of.ropes
+        f"turns by {name!r}, which is not among ropes" for name in turned_by(op) if name not in of.ropes
     ]
     return found or list(_misshapen(op, of)) or list(op.problems(of))
 

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nearfar.build.adapters import WEIGHTS
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.container import Checkpoint, Stored
 from nearfar.build.weights.lora import Lora, LoraDelta
 from nearfar.build.weights.quantize import F32, Scheme, to_float32
 from nearfar.build.weights.quantized.contract import Carried, Quantized, RequiredTensor, Shape
+from nearfar.checkpoint_files import ADAPTER
 from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
 from nearfar.format.scales import PAIRS, Scales
@@ -47,7 +49,9 @@ class Merge:
     untied: Mapping[str, str]
 
 
-def merged(base: Checkpoint, quantized: Quantized | None, lora: Lora) -> tuple[Checkpoint, Quantized | None]:
+def merged(
+    base: Checkpoint, quantized: Quantized | None, lora: Lora
+) -> tuple[AdaptedCheckpoint, Quantized | None]:
     """A checkpoint and its quantized matrices with an adapter merged into them. Raises CheckpointError where
     the adapter changes tensors that the checkpoint lacks, or has in another shape.
     """
@@ -121,6 +125,25 @@ class AdaptedCheckpoint:
         for name in merge.deltas:
             entries[name] = _sum(entries[name])
         self.entries: Mapping[str, Stored] = dict(sorted(entries.items()))
+
+    def untouched(self, tensors: Iterable[str]) -> str | None:
+        """A note about those of the tensors that the adapter was trained for, as its config says, and for
+        which it has no matrices; None if there are none. `target_modules` cannot name experts.
+        """
+        ends, changed = self._lora.targets, {*self._merge.deltas, *self._merge.anew, *self._merge.whole}
+        lost = [
+            name
+            for name in tensors
+            if name not in changed
+            and ".experts." not in name
+            and _plain(name).removesuffix(".weight").endswith(tuple(f".{end}" for end in ends))
+        ]
+        if not lost:
+            return None
+        return (
+            f"{self._lora.name}: {WEIGHTS} has no matrices for {some(lost)}, which target_modules in "
+            f"{ADAPTER} names: these weights stay as they are"
+        )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         """Read rows of a tensor, with what the adapter adds to them."""

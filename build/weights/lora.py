@@ -46,6 +46,8 @@ WHY: Mapping[str, str] = {
     "LoRA when you save it (path_initial_model_for_weight_conversion)",
     "bias": "trained biases are not supported",
 }
+MERGED = "Merge the adapter with peft (merge_and_unload, then save_pretrained), and build the merged model"
+"""The advice for adapters that are rejected."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Lora:
     """An adapter. `deltas`: by the names of its model's modules in transformers; `whole`: tensors that
     replace the model's (`modules_to_save`), as names in `files` by their names in the model. `tied`: where
     the head is the embedding, a change of the embedding also changes the head; otherwise peft leaves the
-    head unchanged.
+    head unchanged. `targets`: the last parts of the names of the modules that the adapter has matrices for;
+    empty where adapter_config.json does not list them, or leaves out some modules of these names.
     """
 
     path: Path
@@ -87,6 +90,7 @@ class Lora:
     whole: Mapping[str, str]
     files: DirectoryCheckpoint
     tied: bool = False
+    targets: tuple[str, ...] = ()
 
     def sha256(self) -> str:
         """SHA-256 over the adapter's two files."""
@@ -102,7 +106,7 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
         if key in NEUTRAL or not value or value in OFF.get(key, ()):
             continue
         why = WHY.get(key, "what it changes is not computed")
-        raise CheckpointError(f"{file}: {key} is {show(value)}, and {why}")
+        raise CheckpointError(f"{file}: {key} is {show(value)}, and {why}. {MERGED}")
 
 
 def open_lora(path: Path, name: str) -> Lora:
@@ -141,7 +145,17 @@ def open_lora(path: Path, name: str) -> Lora:
         whole,
         files,
         config.get("ensure_weight_tying") is True,
+        _targets(config),
     )
+
+
+def _targets(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """See Lora.targets."""
+    listed = config.get("target_modules")
+    some = bool(config.get("exclude_modules")) or config.get("layers_to_transform") is not None
+    if some or not isinstance(listed, list):
+        return ()
+    return tuple(name for name in listed if isinstance(name, str))
 
 
 class _Files(DirectoryCheckpoint):
@@ -165,8 +179,8 @@ def _delta(
             f"{files.path / WEIGHTS}: A {list(a.shape)} and B {list(b.shape)} of {module} do not fit together"
         )
     rank = a.shape[0]
-    alpha = _of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8))
-    stated = _of_module(config, "rank_pattern", module, config.get("r", 8))
+    alpha = _of_module(files, config, "alpha_pattern", module, config.get("lora_alpha", 8))
+    stated = _of_module(files, config, "rank_pattern", module, config.get("r", 8))
     if stated != rank or not isinstance(alpha, (int, float)):
         raise CheckpointError(
             f"{files.path / ADAPTER}: {module} has rank {rank} in {WEIGHTS}, and r is {show(stated)}, "
@@ -176,12 +190,21 @@ def _delta(
     return LoraDelta(a, b, scale, turned)
 
 
-def _of_module(config: Mapping[str, Any], key: str, module: str, default: object) -> object:
+def _of_module(
+    files: DirectoryCheckpoint, config: Mapping[str, Any], key: str, module: str, default: object
+) -> object:
     """A value that a pattern gives some modules: peft's patterns are regular expressions for the ends of
     names.
     """
     patterns = config.get(key)
     for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        try:
+            found = re.match(rf"(.*\.)?({pattern})$", module)
+        except re.error as error:
+            raise CheckpointError(
+                f"{files.path / ADAPTER}: {key} has {show(pattern)}, which is not a regular expression "
+                f"({error}): correct it"
+            ) from error
+        if found:
             return value
     return default

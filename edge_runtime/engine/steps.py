@@ -223,6 +223,8 @@ class StepWriter:
                 sampled += 1
             row = end
         logit_rows[sampled : sampled + len(scored)] = scored
+        used = sampled + len(scored)
+        logit_rows[used:] = logit_rows[max(0, used - 1)]
         writes = [
             Write("positions", positions),
             *self._changed("slots", slots),

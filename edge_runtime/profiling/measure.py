@@ -216,7 +216,7 @@ def prepare(
     executor: Executor, manifest: Manifest, program: Program, rows: int, pages: Iterable[int], context: int
 ) -> None:
     """Write a step's inputs: `rows` consecutive positions of one sequence, of which the last
-    makes `context`.
+    makes `context`. Steps of more than MAX_ROWS rows are those of a prompt, which need one row of logits.
 
     The tokens are random, the same each time; the sampler has temperature, top-k and top-p.
     """
@@ -226,7 +226,8 @@ def prepare(
     executor.write("tokens", tokens.astype(np.int32))
     executor.write("positions", np.arange(context - rows, context, dtype=np.int32))
     executor.write("slots", np.zeros(rows, np.int32))
-    executor.write("logit_rows", np.arange(MAX_ROWS, dtype=np.int32) % rows)
+    wanted = np.arange(MAX_ROWS) % rows if rows <= MAX_ROWS else np.full(MAX_ROWS, rows - 1)
+    executor.write("logit_rows", wanted.astype(np.int32))
     columns = np.arange(pages_for(context, manifest.cache.page_size), dtype=np.int32)[None]
     for group, count in enumerate(pages):
         executor.write(page_table(group), columns % count)

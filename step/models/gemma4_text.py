@@ -145,6 +145,7 @@ def _add_extra(s: StepBuilder, c: Decoder, x: Value, i: int, extra: Value, activ
 def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[Layer]:
     """The facts of each layer. Caches are numbered like the layers that own them."""
     types = _types(read, c.layers)
+    read.given("sliding_window")  # read only where a layer has a window
     shared = read.size("num_kv_shared_layers", 0, most=c.layers, least=0)
     own = types[: c.layers - shared]
     if set(own) != set(types):

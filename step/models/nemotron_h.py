@@ -22,9 +22,11 @@ IDLE = (
     "expand", "chunk_size", "time_step_max", "time_step_floor", "rescale_prenorm_residual",
     "residual_in_fp32", "mamba_ssm_cache_dtype", "use_mamba_kernels", "num_logits_to_keep", "mamba_proj_bias",
     "n_shared_experts", "moe_shared_expert_overlap", "output_router_logits", "mtp_layers_block_type",
-    "mtp_hybrid_override_pattern", "num_hidden_layers",
+    "mtp_hybrid_override_pattern", "num_nextn_predict_layers", "num_hidden_layers",
 )  # fmt: skip
-"""Keys that change nothing: sizes that follow from others, first values, the order of computation."""
+"""Keys that change nothing: sizes that follow from others, first values, the order of computation, and layers
+that draft tokens (their tensors are left out).
+"""
 OF_EXPERTS = (
     "n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size",
     "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
@@ -42,7 +44,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     c = read_decoder(read.filled({"num_hidden_layers": len(types), "intermediate_size": 1}), context)
     for key in IDLE:
         read.given(key)
-    for key in ("num_nextn_predict_layers", "sliding_window", "attention_bias"):
+    for key in ("sliding_window", "attention_bias"):
         if read.config.get(key):
             read.refuse(key, "nothing: it is not supported")
         read.given(key)

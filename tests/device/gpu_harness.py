@@ -12,14 +12,14 @@ from nearfar.kernels.contract import Kernels, Precision, Products
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.gpu.pieces import BINDING
-from tests.support import gpu_jobs
+from tests.support import gpu_checks
 
 TARGETS = pytest.mark.parametrize("target", ["webgpu", "vulkan"])
 PRECISIONS = pytest.mark.parametrize("precision", ["f32", "f16"])
 DTYPES: dict[Precision, Float] = {"f32": "float32", "f16": "float16"}
 
 
-def runner(target: str) -> gpu_jobs.Run:
+def runner(target: str) -> gpu_checks.Run:
     """A function that runs the stages of a job; skips the test where the target's package is missing."""
     if target == "vulkan":
         from tests.support import vulkan_run

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from nearfar.kernels.contract import Precision
-from tests.support import gpu_jobs
+from tests.support import gpu_checks
 from tests.support.turns import in_turns
 
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
@@ -30,7 +30,7 @@ def test_jobs(kind: str, part: int, precision: Precision, target: str) -> None:
     made = kernels(target, precision)
     for job in architecture_jobs.part_of(found, part, PARTS):
         with about(job):
-            gpu_jobs.check(made, runner(target), precision, job)
+            gpu_checks.check(made, runner(target), precision, job)
 
 
 def test_all_kinds_of_jobs_run() -> None:

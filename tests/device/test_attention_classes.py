@@ -14,7 +14,7 @@ import pytest
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Attend, Linear
 from nearfar.kernels.quantized import Matrix
-from tests.support import gpu_jobs
+from tests.support import gpu_checks, gpu_jobs
 from tests.support.turns import in_turns
 
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
@@ -28,7 +28,7 @@ def check_runs(made: Attend, target: str, device: str, precision: Precision, *ru
     """Check steps whose rows are these runs (names of RUNS) with one kernel."""
     for name in runs:
         with about(name):
-            gpu_jobs.check_runs(
+            gpu_checks.check_runs(
                 kernels(target, precision, device), runner(target), precision, made, gpu_jobs.RUNS[name]
             )
 
@@ -47,7 +47,7 @@ def job(shape: tuple[int, int, int, int], precision: Precision = "f32", **flags:
 def test_head_sizes(shape: Shape, precision: Precision, device: str, target: str) -> None:
     """The rows of a step go backwards in their sequences."""
     made = kernels(target, precision, device)
-    gpu_jobs.check(made, runner(target), precision, job(shape, precision))
+    gpu_checks.check(made, runner(target), precision, job(shape, precision))
 
 
 @DEVICES
@@ -112,7 +112,7 @@ def test_a_float16_cache_beside_float32(m: int, device: str, target: str) -> Non
 def test_32768_positions(m: int, device: str, target: str) -> None:
     """There are more blocks than parts, so a workgroup takes several blocks."""
     made = gpu_jobs.long_attention(m, "float32", **gpu_jobs.ATTENDS["all" if m == 1 else "plain"])
-    gpu_jobs.check_runs(kernels(target, "f32", device), runner(target), "f32", made, gpu_jobs.LONG_RUN)
+    gpu_checks.check_runs(kernels(target, "f32", device), runner(target), "f32", made, gpu_jobs.LONG_RUN)
 
 
 @in_turns("target", "device")
@@ -122,7 +122,7 @@ def test_a_matmul_puts_32768_positions_together(device: str, target: str) -> Non
     attend = gpu_jobs.long_attention(1, "float32", sinks=True)
     linear = Linear(1, Matrix(40, 32, 4, 32), "float32", "float32")
     made = kernels(target, "f32", device)
-    gpu_jobs.check_split(made, runner(target), "f32", attend, linear, gpu_jobs.LONG_RUN)
+    gpu_checks.check_split(made, runner(target), "f32", attend, linear, gpu_jobs.LONG_RUN)
 
 
 @in_turns("shape", "runs", "target", "device", "precision")
@@ -147,4 +147,4 @@ def test_a_matmul_puts_attention_together(
     made = kernels(target, precision, device)
     for name in runs:
         with about(name):
-            gpu_jobs.check_split(made, runner(target), precision, attend, linear, gpu_jobs.RUNS[name])
+            gpu_checks.check_split(made, runner(target), precision, attend, linear, gpu_jobs.RUNS[name])

@@ -16,7 +16,7 @@ from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
 from nearfar.targets.gpu.kernels.linear.choice import cooperative
 from nearfar.targets.gpu.kernels.linear.layout import params
-from tests.support import gpu_jobs, vulkan_run
+from tests.support import gpu_checks, vulkan_run
 
 Q4 = Matrix(200, 576, 4, 64)
 JOBS = {
@@ -64,4 +64,4 @@ def kernels() -> Cooperating:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_linear(kernels: Cooperating, name: str) -> None:
-    gpu_jobs.check(kernels, vulkan_run.run, "f16", JOBS[name])
+    gpu_checks.check(kernels, vulkan_run.run, "f16", JOBS[name])

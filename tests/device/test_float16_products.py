@@ -17,7 +17,7 @@ from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix, QuantTensor, values_of
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
-from tests.support import gpu_jobs
+from tests.support import gpu_checks, gpu_inputs
 from tests.support.job_reference import reference
 from tests.support.turns import in_turns
 
@@ -71,7 +71,7 @@ EXACT = 1e-6
 """Bound of a row's errors if products are float32 and rows are already float16."""
 
 
-def runner(target: str) -> gpu_jobs.Run:
+def runner(target: str) -> gpu_checks.Run:
     """A function that runs a kernel, on a machine that can run it."""
     if target == "vulkan":
         from tests.support import vulkan_run
@@ -111,7 +111,7 @@ def test_products_are_off_by_little(name: str, device: str, target: str) -> None
         rng = np.random.default_rng(3)
         for x_dtype, norm in (("float16", None), ("float32", 1e-12)):
             job = Linear(ROWS, matrix, x_dtype, "float32", norm=norm)
-            arrays = gpu_jobs.inputs(kernels, job, rng)
+            arrays = gpu_inputs.inputs(kernels, job, rng)
             arrays["x"] = rows(rng, matrix.k).astype(x_dtype)
             most = EXACT if norm is None and not matrix.quantized else MOST
             assert errors(target, device, job, arrays).max() < most, (kind, x_dtype)
@@ -139,7 +139,7 @@ def test_inputs_that_dwarf_others_and_cancel_are_exact(name: str, device: str, t
     arrays = {f"w{i}": part for i, part in enumerate(packed)}
     for gate in (None, "silu"):
         job = Linear(ROWS, matrix, "float32", "float32", norm=1e-12, gate=gate)
-        more = gpu_jobs.inputs(kernels, job, rng)
+        more = gpu_inputs.inputs(kernels, job, rng)
         more |= {**arrays, "w": weights, "x": _massive(rng, matrix.k).astype(np.float32)}
         more["norm"][list(MASSIVE)] = 1
         more["norm"] *= 50

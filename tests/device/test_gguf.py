@@ -307,7 +307,7 @@ def test_float16_programs_hold_the_values_of_weights_of_trained_size(tmp_path: P
     """Between the kernels of a layer, programs in float16 store values up to 65,504; the largest are those of
     the gated units. Weights with a deviation of 0.35, which is ten times that of trained models, stay below a
     hundredth of that. Scales of up to 0.01 times integers of 8 bits times codes of 6 bits give a deviation of
-    9: those gated units exceed the range, and saturate (tests/support/gpu_jobs.py has that test).
+    9: those gated units exceed the range, and saturate (tests/support/gpu_checks.py has that test).
     """
     require("vulkan")
     for below, most, least in ((2500, 655, 0), (100, np.inf, 65504)):

@@ -16,7 +16,7 @@ from nearfar.format.manifest import Float
 from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
 from nearfar.targets.gpu.packing import HELD
-from tests.support import gguf_rows, gpu_jobs, int8_jobs
+from tests.support import gguf_rows, gpu_checks, gpu_inputs, gpu_jobs, int8_jobs, job_reference
 from tests.support.turns import in_turns
 
 from .gpu_harness import BINDING, DTYPES, PRECISIONS, TARGETS, about, kernels, runner
@@ -28,7 +28,7 @@ WHICH = pytest.mark.parametrize("which", [0, 1])
 
 
 def check(job: GraphJob, target: str, precision: Precision) -> None:
-    gpu_jobs.check(kernels(target, precision), runner(target), precision, job)
+    gpu_checks.check(kernels(target, precision), runner(target), precision, job)
 
 
 NAMED = gpu_jobs.MATRICES | gpu_jobs.SCHEMES
@@ -81,13 +81,13 @@ def test_linear_variants(variant: str, rows: str, which: int, precision: Precisi
 @TARGETS
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "gelu_erf", "relu2"])
 def test_float16_stores_saturate(m: int, gate: Activation | None, target: str) -> None:
-    gpu_jobs.check_saturation(kernels(target, "f16"), runner(target), m, gate)
+    gpu_checks.check_saturation(kernels(target, "f16"), runner(target), m, gate)
 
 
 @in_turns("target")
 @TARGETS
 def test_activations_and_softcap(target: str) -> None:
-    gpu_jobs.check_functions(kernels(target, "f32"), runner(target))
+    gpu_checks.check_functions(kernels(target, "f32"), runner(target))
 
 
 @in_turns("target")
@@ -110,7 +110,7 @@ def test_experts(name: str, target: str) -> None:
 @pytest.mark.parametrize("device", ["software", "discrete"])
 @pytest.mark.parametrize("name", gpu_jobs.STATES)
 def test_states(name: str, device: str, target: str) -> None:
-    gpu_jobs.check(kernels(target, "f32", device), runner(target), "f32", gpu_jobs.STATES[name])
+    gpu_checks.check(kernels(target, "f32", device), runner(target), "f32", gpu_jobs.STATES[name])
 
 
 HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 3, 80))}
@@ -161,7 +161,7 @@ def test_rope_append_flags(
 
 def check_of_class(name: str, device: str, target: str) -> None:
     precision, job = gpu_jobs.class_linears(device)[name]
-    gpu_jobs.check(kernels(target, precision, device), runner(target), precision, job)
+    gpu_checks.check(kernels(target, precision, device), runner(target), precision, job)
 
 
 @in_turns("rows", "target", "device")
@@ -203,9 +203,9 @@ def test_linear_by_class(device: str, kind: str, name: str, target: str) -> None
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_inputs_of_any_size(dtype: Float, target: str) -> None:
     """Nothing overflows in float16, and small values are lost beside large ones in their own block only."""
-    for name in gpu_jobs.UNEVEN:
+    for name in gpu_checks.UNEVEN:
         with about(name):
-            gpu_jobs.check_uneven(kernels(target, "f16", "discrete"), runner(target), name, dtype)
+            gpu_checks.check_uneven(kernels(target, "f16", "discrete"), runner(target), name, dtype)
 
 
 @in_turns("target", "device")
@@ -217,7 +217,7 @@ def test_matrices_in_pieces(name: str, device: str, target: str) -> None:
     made = kernels(target, precision, device, binding=gpu_jobs.PIECE)
     job = gpu_jobs.in_pieces(made.activations)[name]
     assert len(made.parts(job.matrix)) > 2 or not job.matrix.quantized
-    gpu_jobs.check(made, runner(target), precision, job)
+    gpu_checks.check(made, runner(target), precision, job)
 
 
 @in_turns("target", "device")
@@ -239,11 +239,11 @@ def test_stacks_of_experts_in_pieces(name: str, target: str) -> None:
     limit = 3 * job.gate_up.each.n * job.k * job.gate_up.bits // 8
     for binding in (limit, BINDING):
         made = kernels(target, "f32", binding=binding)
-        arrays = gpu_jobs.inputs(made, job, np.random.default_rng(1))
+        arrays = gpu_inputs.inputs(made, job, np.random.default_rng(1))
         arrays["route"][1, 1] = -1
-        gpu_jobs.check(made, runner(target), "f32", job, arrays=dict(arrays))
+        gpu_checks.check(made, runner(target), "f32", job, arrays=dict(arrays))
         arrays["out"] = np.zeros(*job.out)
-        given = {key: array for key, array in arrays.items() if key not in gpu_jobs.PLAIN}
+        given = {key: array for key, array in arrays.items() if key not in job_reference.PLAIN}
         outs.append(runner(target)(made.stages(job), "f32", given)["out"])
         launches = [stage.args for stage in made.stages(job).stages]
         assert sum("x" in args for args in launches) == (3 if binding == limit else 1)

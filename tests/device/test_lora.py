@@ -171,6 +171,8 @@ def strange(folder: Path) -> Path:
         (lambda folder: changed(folder, layer_replication=[[0, 2]]), "layer_replication is"),
         (lambda folder: changed(folder, a_key_of_tomorrow=3), "a_key_of_tomorrow is 3, and what it changes"),
         (lambda folder: changed(folder, r=9), "has rank 4 in adapter_model.safetensors, and r is 9"),
+        (lambda folder: changed(folder, target_parameters=["mlp.experts.down_proj"]), "merge_and_unload"),
+        (lambda folder: changed(folder, rank_pattern={"(": 3}), r'rank_pattern has "\(", which is not a'),
         (lost, "adapter_model.safetensors is missing"),
         (strange, "does not have as tensors of its own: it belongs to another model"),
     ],
@@ -185,6 +187,20 @@ def test_what_is_no_plain_lora_is_refused_by_name(
     if "adapter_config" in said or "use_dora" in said:
         with pytest.raises(CheckpointError, match=said):
             first_look(str(base), adapter=mine)
+
+
+def test_weights_that_an_adapter_was_to_change_and_does_not_are_told(base: Path, tmp_path: Path) -> None:
+    adapter(base, LLAMA, tmp_path / "mine", target_modules=["q_proj", "v_proj"])
+    options = BuildOptions(str(base), tmp_path / "out", quant="none", adapter=str(tmp_path / "mine"))
+    assert open_source(options).notes == ()
+    file = tmp_path / "mine" / "adapter_model.safetensors"
+    save_file(
+        {name: value for name, value in load_file(file).items() if "layers.1.self_attn.q" not in name}, file
+    )
+    (note,) = open_source(options).notes
+    assert "has no matrices for model.layers.1.self_attn.q_proj.weight, which target_modules" in note
+    changed(tmp_path / "mine", layers_to_transform=0)
+    assert open_source(options).notes == ()
 
 
 def test_the_store_knows_the_adapter(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

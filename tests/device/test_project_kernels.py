@@ -16,7 +16,7 @@ from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Project, RopeAppend, Rows
 from nearfar.targets.gpu import GpuKernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from tests.support import gpu_jobs, project_jobs
+from tests.support import gpu_checks, gpu_inputs, gpu_jobs, project_jobs
 from tests.support.job_reference import rows
 from tests.support.turns import in_turns
 
@@ -28,7 +28,7 @@ DEVICES = pytest.mark.parametrize("device", gpu_jobs.GPU_CLASSES)
 def check(job: Project, target: str, device: str, precision: Precision) -> None:
     made = kernels(target, precision, device)
     assert made.projects(job)
-    gpu_jobs.check(made, runner(target), precision, job, arrays=project_jobs.arrays(made, job))
+    gpu_checks.check(made, runner(target), precision, job, arrays=project_jobs.arrays(made, job))
 
 
 @in_turns("target", "device", "precision")
@@ -84,7 +84,7 @@ def test_a_float16_cache_beside_float32(target: str) -> None:
     made, run = kernels(target, "f32", "discrete"), runner(target)
     arrays = project_jobs.arrays(made, job)
     arrays["x"] = np.float32(1e5) * arrays["x"]
-    gpu_jobs.check(made, run, "f16", job, arrays=arrays)
+    gpu_checks.check(made, run, "f16", job, arrays=arrays)
     got = run(made.stages(job), "f16", {k: v for k, v in arrays.items() if k != "w"})
     assert np.abs(got["k_cache"]).max() == np.abs(got["v_cache"]).max() == 65504
 
@@ -95,7 +95,7 @@ def test_a_float16_cache_beside_float32(target: str) -> None:
 def test_rows(flags: str, target: str) -> None:
     made = gpu_jobs.paged(RopeAppend, (4, 6, 2, 64), "float32", **gpu_jobs.ROPES[flags])
     job = Rows.of(made)
-    arrays = gpu_jobs.paged_inputs(made, np.random.default_rng(2))
+    arrays = gpu_inputs.paged_inputs(made, np.random.default_rng(2))
     given = {name: arrays[name] for name in job.inputs()} | {"out": np.full(job.out[0], 7, np.int32)}
     staged = kernels(target, "f32", "discrete").stages(job)
     got, want = runner(target)(staged, "f32", given)["out"], rows(job, arrays)

@@ -14,7 +14,7 @@ from nearfar.kernels.contract import Precision
 from nearfar.kernels.jobs import Attend, Project, RopeAppend
 from nearfar.targets.gpu import GpuKernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from tests.support import gpu_jobs, project_jobs, quantized_kv
+from tests.support import gpu_checks, gpu_inputs, gpu_jobs, project_jobs, quantized_kv
 from tests.support.turns import in_turns
 
 from .gpu_harness import runner
@@ -25,7 +25,7 @@ OF_EITHER = in_turns("kv_dtype")
 
 
 @pytest.fixture(params=["webgpu", "vulkan"])
-def run(request: pytest.FixtureRequest) -> gpu_jobs.Run:
+def run(request: pytest.FixtureRequest) -> gpu_checks.Run:
     return runner(request.param)
 
 
@@ -51,12 +51,12 @@ def kernels(device: str, precision: Precision = "f32") -> GpuKernels:
 )
 def test_attention(
     device: str, shape: tuple[int, int, int, int], runs: str, flags: str, precision: Precision, kv_dtype: str,
-    run: gpu_jobs.Run,
+    run: gpu_checks.Run,
 ) -> None:  # fmt: skip
     dtype = "float16" if precision == "f16" else "float32"
     made = gpu_jobs.paged(Attend, shape, dtype, **gpu_jobs.ATTENDS[flags])
     job = replace(made, kv_dtype=kv_dtype)
-    gpu_jobs.check_runs(kernels(device, precision), run, precision, job, gpu_jobs.RUNS[runs])
+    gpu_checks.check_runs(kernels(device, precision), run, precision, job, gpu_jobs.RUNS[runs])
 
 
 @OF_EITHER
@@ -69,12 +69,12 @@ def test_attention(
     ],
 )
 def test_append(
-    shape: tuple[int, int, int, int], flags: str, precision: Precision, kv_dtype: str, run: gpu_jobs.Run
+    shape: tuple[int, int, int, int], flags: str, precision: Precision, kv_dtype: str, run: gpu_checks.Run
 ) -> None:
     """Covers rows that do not fill the last workgroup, and a row of padding."""
     dtype = "float16" if precision == "f16" else "float32"
     made = gpu_jobs.paged(RopeAppend, shape, dtype, **gpu_jobs.ROPES[flags])
-    gpu_jobs.check(kernels("discrete", precision), run, precision, replace(made, kv_dtype=kv_dtype))
+    gpu_checks.check(kernels("discrete", precision), run, precision, replace(made, kv_dtype=kv_dtype))
 
 
 @OF_EITHER
@@ -83,16 +83,16 @@ def test_append(
     [((4, 6, 2, 64), {}), ((2, 6, 2, 96), {"norm_eps": 1e-6, "v_norm_eps": 1e-6}), ((1, 2, 1, 256), {})],
 )
 def test_projections_that_append(
-    shape: tuple[int, int, int, int], flags: dict[str, Any], kv_dtype: str, run: gpu_jobs.Run
+    shape: tuple[int, int, int, int], flags: dict[str, Any], kv_dtype: str, run: gpu_checks.Run
 ) -> None:
     made = project_jobs.job(shape, linear={"norm": 1e-5}, **flags)
     job = replace(made, paged=replace(made.paged, kv_dtype=kv_dtype))
     assert isinstance(job, Project)
     arrays = project_jobs.arrays(kernels("discrete"), job)
-    gpu_jobs.check(kernels("discrete"), run, "f32", job, arrays=arrays)
+    gpu_checks.check(kernels("discrete"), run, "f32", job, arrays=arrays)
 
 
-def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
+def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_checks.Run) -> None:
     """Scale and offset equal NumPy's to the bit: for values below float16's normal numbers, for equal values,
     for huge values, which saturate, and for NaN, which makes only its own group NaN.
     """
@@ -100,7 +100,7 @@ def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
     made: RopeAppend = gpu_jobs.paged(RopeAppend, (m, 2, kv, dim), "float32", rope=False)
     job = replace(made, kv_dtype=kv_dtype)
     rng = np.random.default_rng(4)
-    arrays = gpu_jobs.inputs(kernels("discrete"), job, rng)
+    arrays = gpu_inputs.inputs(kernels("discrete"), job, rng)
     rows = rng.standard_normal((m, 2 + 2 * kv, dim)).astype(np.float32)
     rows[0] *= np.float32(1e-6)
     rows[1] *= np.float32(3e-4)
@@ -133,11 +133,11 @@ def test_what_float16_hardly_holds(kv_dtype: str, run: gpu_jobs.Run) -> None:
         )
 
 
-def test_small_values_are_not_taken_for_zeros(kv_dtype: str, run: gpu_jobs.Run) -> None:
+def test_small_values_are_not_taken_for_zeros(kv_dtype: str, run: gpu_checks.Run) -> None:
     """Scale and offset are below float16's normal numbers."""
     job = replace(gpu_jobs.paged(Attend, (1, 2, 1, 64), "float32"), kv_dtype=kv_dtype)
-    arrays = gpu_jobs.step_inputs(job, gpu_jobs.RUNS["one_goes_on"], np.random.default_rng(1))
+    arrays = gpu_inputs.step_inputs(job, gpu_jobs.RUNS["one_goes_on"], np.random.default_rng(1))
     small = np.random.default_rng(2).random(arrays["v_cache"].shape).astype(np.float32) * np.float32(4e-5)
     arrays["v_cache"] = quantized_kv.rounded(small - np.float32(2e-5), kv_dtype)
     for device in ("discrete", "software"):
-        gpu_jobs.check(kernels(device), run, "f32", job, arrays=dict(arrays))
+        gpu_checks.check(kernels(device), run, "f32", job, arrays=dict(arrays))

@@ -33,7 +33,7 @@ from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
 from nearfar.targets.gpu.packing import HELD
 from nearfar.targets.webgpu import shaders
-from tests.support import gguf_rows, gpu_jobs, int8_jobs, project_jobs
+from tests.support import gguf_rows, gpu_checks, gpu_jobs, int8_jobs, project_jobs
 from tests.support.browser import browser
 from tests.support.turns import share
 
@@ -297,7 +297,7 @@ def test_rows_of_a_gguf_file_in_chromium_are_those_of_the_file(page, kind):
 def test_a_matvec_over_two_levels_in_chromium(page):
     matrix = replace(gpu_jobs.TWO_LEVELS["q6g16k8"], n=72)
     job = Linear(1, matrix, "float32", "float32", norm=1e-5)
-    gpu_jobs.check(variant(CLASSES["mobile"], "f32", False).kernels, run_in(page), "f32", job)
+    gpu_checks.check(variant(CLASSES["mobile"], "f32", False).kernels, run_in(page), "f32", job)
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])

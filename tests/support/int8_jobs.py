@@ -11,7 +11,9 @@ from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.linear.matmul_int8 import int8_products
 
-from .gpu_jobs import MATRICES, SCHEMES, STORED, TABLED, Run, close, inputs, linears
+from .gpu_checks import Run, close
+from .gpu_inputs import inputs
+from .gpu_jobs import MATRICES, SCHEMES, STORED, TABLED, linears
 from .job_reference import reference, rms_norm
 
 INPUTS = 32

@@ -11,7 +11,8 @@ from nearfar.kernels.contract import Packing
 from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
 from nearfar.kernels.quantized import Matrix
 
-from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, STORED, TABLED, TWO_LEVELS, paged, paged_inputs
+from .gpu_inputs import paged_inputs
+from .gpu_jobs import MATRICES, ROPES, SCALES_ALONE, SCHEMES, STORED, TABLED, TWO_LEVELS, paged
 from .job_reference import Array, random_inputs, random_matrix, rows
 
 Q4 = Matrix(0, 320, 4, 64)

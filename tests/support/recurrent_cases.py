@@ -19,6 +19,7 @@ LFM2S = [
     case("lfm2_moe", "odd", **{**LFM2, "block_multiple_of": OWN}, head_dim=24, conv_bias=True,
          num_dense_layers=0, layer_types=[GLOBAL, CONV, CONV], num_experts=6, num_experts_per_tok=2,
          moe_intermediate_size=37, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=2.5),
+    case("lfm2", "convs", **LFM2, head_dim=OWN, layer_types=[CONV, CONV, CONV]),
     case("lfm2", "deep", **{**LFM2, "hidden_size": 40}, conv_L_cache=20, layer_types=[GLOBAL, CONV, CONV],
          block_auto_adjust_ff_dim=False, prompts=(9, 70)),
 ]  # fmt: skip
@@ -95,8 +96,13 @@ STATE_SPACES = [
          mlp_bias=True, mamba_conv_bias=False, time_step_limit=[0.1, 0.9], **FACTORS),
     case("falcon_h1", "bare", **{**FALCON, "mamba_n_heads": 8}, projectors_bias=True, **FACTORS),
 ]  # fmt: skip
+PATCHES_OF_LFM2 = {
+    "model_type": "siglip2_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "patch_size": 4, "num_patches": 16,
+}  # fmt: skip
 RECURRENT = [
     *LFM2S, *DELTAS, *STATE_SPACES,
+    inside("lfm2_vl", LFM2S[0], PATCHES_OF_LFM2, tie_word_embeddings=True, image_token_id=260),
     inside("qwen3_5", DELTAS[1], VISION_3_5, tie_word_embeddings=True, image_token_id=260, video_token_id=259,
            vision_start_token_id=258, vision_end_token_id=255),
     inside("qwen3_5_moe", DELTAS[3], {**VISION_3_5, "model_type": "qwen3_5_moe"}, tie_word_embeddings=True,

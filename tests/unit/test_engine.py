@@ -66,6 +66,14 @@ async def test_a_mixed_batch_gives_what_each_gives_alone(pipelined: bool) -> Non
     assert core.executor.closed
 
 
+async def test_places_of_logits_without_use_name_the_last_row_used() -> None:
+    """A kernel tells by this that it needs to compute one row of logits alone."""
+    core = tiny.core(pipelined=False)
+    await collect(core, prompt(3), SamplingParams(temperature=0, max_tokens=1))
+    assert core.executor.buffers["logit_rows"].tolist() == [2] * 16
+    await core.close()
+
+
 @both
 async def test_a_program_that_samples_fewer_rows_than_a_step_has_takes_turns(pipelined: bool) -> None:
     expected = [await alone(tokens, params) for tokens, params in MIXED]

@@ -151,6 +151,29 @@ def test_what_changes_nothing_may_stand_there(tmp_path: Path, changes: dict[str,
     assert open_source(changed(tmp_path / "changed", case, **changes)).model == plain
 
 
+def test_windows_mean_nothing_where_no_layer_has_one() -> None:
+    config = named("gemma4_text").config
+    layers = ["full_attention"] * 4
+    every = {**config, "model_type": "gemma4_text", "num_hidden_layers": 4, "layer_types": layers}
+    reading = read_model(every)
+    check_unread(reading.config, reading.model_type)
+    assert {cache.window for cache in reading.model.step.caches} == {None}
+    assert list(reading.model.step.ropes) == ["global"], "a table that no layer uses is not in the step"
+
+
+def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
+    case = named("nemotron_h")
+    plain = open_source(BuildOptions(str(checkpoint(case)), tmp_path)).model
+    options = changed(
+        tmp_path / "changed", case, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*-"
+    )
+    file = tmp_path / "changed" / "model.safetensors"
+    save_file({**load_file(file), "mtp.layers.0.enorm.weight": np.ones(48, np.float32)}, file)
+    source = open_source(options)
+    assert source.model == plain
+    assert source.report.skipped == {"mtp": 1}
+
+
 @pytest.mark.parametrize("shape", sorted(SHAPES.glob("*.json")), ids=lambda path: path.stem)
 def test_published_configs_are_read_whole(shape: Path) -> None:
     config = json.loads(shape.read_text())["config"]
@@ -307,6 +330,21 @@ def test_experts_are_read_from_one_tensor_and_from_one_for_each(model_type: str)
     )
     respelled = StepReference(read_model(config, tensors).model, tensors)
     tokens = prompt(case, 9)
+    np.testing.assert_array_equal(respelled.logits(tokens), ours.logits(tokens))
+
+
+def test_experts_in_one_tensor_are_read_in_both_layouts() -> None:
+    """Published files of Qwen3-VL with experts store them input by input; transformers writes rows."""
+    case = named("qwen3_vl_moe")
+    config, tensors = load_tensors(checkpoint(case))
+    published = {
+        name: np.ascontiguousarray(array.swapaxes(1, 2)) if ".experts." in name else array
+        for name, array in tensors.items()
+    }
+    tokens = prompt(case, 9)
+    ours = StepReference(read_model(config, tensors).model, tensors)
+    respelled = StepReference(read_model(config, published).model, published)
+    assert respelled.step.params != ours.step.params
     np.testing.assert_array_equal(respelled.logits(tokens), ours.logits(tokens))
 
 

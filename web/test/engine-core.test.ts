@@ -46,6 +46,18 @@ function prompt(length: number, salt = 1): number[] {
   return Array.from({ length }, (_, i) => (Math.imul(i + 1, 2654435761 + salt * 40503) >>> 7) % 97);
 }
 
+test("places of logits without use name the last row that is used", async () => {
+  const seen: number[][] = [];
+  const backend = new (class extends FakeBackend {
+    override write(buffer: string, data: Int32Array, first?: number): void {
+      if (buffer === "logit_rows") seen.push([...data]);
+      super.write(buffer, data, first);
+    }
+  })();
+  await generate(new EngineCore(backend, NO_END), [5, 6, 7], { max_tokens: 1 });
+  expect(seen).toEqual([Array(4).fill(2)]);
+});
+
 describe("engine core", () => {
   test("every prompt length gives what one straight line gives", async () => {
     const core = new EngineCore(new FakeBackend({ contextLength: 320 }), NO_END);

@@ -87,6 +87,7 @@ class DotSums:
         self.offset = 128 if unit.dot == "sdot" and matrix.bits == 8 else 0
         self.correction = self.offset - matrix.zero - (ZERO if self.table and not self.signed else 0)
         self._vector = f"int32x{unit.lanes}"
+        self._lanewise = unit.dot not in ("smlal", "usmmla")
         self._each = SUMS[unit.dot] * (2 if self.scaled else 1)
 
     @property
@@ -118,11 +119,20 @@ class DotSums:
         """
         raise NotImplementedError
 
-    def zero(self) -> Expr:
-        """Registers for sums, all set to 0."""
+    @property
+    def begins(self) -> bool:
+        """Whether sums can begin with the correction, which saves adding it at the end."""
+        return bool(self.correction) and self._lanewise
+
+    def zero(self, starts: Sequence[Expr] | None = None) -> Expr:
+        """Registers for sums, all set to 0; or those of each row to a number, int32, added to its totals."""
         sums = v.registers(self.rows * self.pieces * self._each, self._vector)
         for i in range(self.rows * self.pieces * self._each):
             v.put1(sums, [i], self._splat(0))
+        for row, start in enumerate(starts or ()):
+            for piece in range(self.pieces):
+                at = self._at(row, piece) + SUMS[self.unit.dot] - 1
+                v.put1(sums, [at], T.Bind(v.splat(start, self.unit.lanes)))
         return sums
 
     def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: InputReader) -> None:

@@ -18,11 +18,11 @@ from nearfar.kernels.contract import SHARED_FROM, Stage, Staged
 from nearfar.kernels.jobs import Experts
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
-from nearfar.targets.cpu.kernels import linear_dense, linear_quant
+from nearfar.targets.cpu.kernels import linear_dense, linear_tiles
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import ACTIVATIONS
 from nearfar.targets.cpu.kernels.dot import SUMS, DotSums, products, tile
-from nearfar.targets.cpu.kernels.rows import quantise
+from nearfar.targets.cpu.kernels.rounded import Rounding
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
@@ -67,9 +67,14 @@ class Side:
         out = ((slots, self.blocks * v.ROWS), "float32")
         if self.dot is None:
             return [((slots, self.matrix.k), "float32"), ((1,), "float32"), out]
-        tiles, groups = slots // self.rows, self.matrix.k // self.matrix.group
-        words = ((tiles, self.matrix.k // 2 * self.rows), "int32")
-        return [words, ((tiles, groups, 3 if self.dot.correction else 2, self.rows), "float32"), out]
+        return [*self.rounding.scratch(slots), out]
+
+    @property
+    def rounding(self) -> Rounding:
+        """How quantized matrices want their inputs."""
+        assert self.dot is not None
+        (rounding,) = Rounding.of([self.dot])
+        return rounding
 
     def accumulate(self, buf: Buffers, block: Expr, t: Expr, acc: Expr) -> None:
         """acc[r] = inputs of slot r of tile t · a block of weights."""
@@ -78,8 +83,8 @@ class Side:
             first = T.Bind(t * self.rows)
             linear_dense.accumulate(self.matrix, self.unit, weight, x, block, first, self.rows, acc)
             return
-        named = {"w": buf[self.weight], "xq": buf[self.inputs], "xs": buf[self.sums]}
-        linear_quant.accumulate(self.matrix, self.unit, self.dot, named, block, t, acc)
+        x = self.rounding.inputs(buf[self.inputs], buf[self.sums])
+        linear_tiles.accumulate(self.matrix, self.unit, self.dot, x, buf[self.weight], block, t, acc)
 
 
 @dataclass(frozen=True)
@@ -216,8 +221,7 @@ def _fill(side: Side, buf: Buffers, slot: Expr, value_at: Any) -> None:
     """Write the inputs of a slot; `value_at` gives some values from an input on, the rest of 16 as zeros."""
     if side.dot is not None:
         whole = lambda i: value_at(i, v.LANES)  # noqa: E731
-        corrected = bool(side.dot.correction)
-        quantise(side.dot, corrected, whole, slot, buf[side.inputs], buf[side.sums])
+        side.rounding.write(whole, slot, buf[side.inputs], buf[side.sums])
         return
     k = side.matrix.k
     with T.serial(0, k // v.LANES) as i:

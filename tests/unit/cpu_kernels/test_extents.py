@@ -20,6 +20,7 @@ from nearfar.kernels.jobs import Attend, Embed, Greedy, Linear, Logprobs, Norm, 
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, compile_objects
+from nearfar.targets.cpu.kernels import linear_panels
 from nearfar.targets.cpu.kernels.extents import ROWS, closed, whole
 from nearfar.targets.cpu.units import UNITS
 from tests.support.cpu_jobs import HERE, OBJECTS
@@ -53,9 +54,13 @@ def rows_of(job: Any, rows: int) -> Any:
 
 @pytest.mark.parametrize("job", OF_STEPS, ids=lambda job: job.label)
 def test_steps_share_their_functions(job, tmp_path):
-    """All kernels share functions; of matmuls, only those of whole tiles do."""
+    """All kernels share functions; of matmuls, those of whole tiles do, and on units with another way for
+    many rows, those of many rows.
+    """
     kernels, once = compiled([job], tmp_path)
-    assert compiled([rows_of(job, rows) for rows in (8, 16, 32, 64, 256)], tmp_path) == (5 * kernels, once)
+    panels = isinstance(job, Linear) and job.matrix.quantized and linear_panels.suit(HERE, 32)
+    many = compiled([rows_of(job, rows) for rows in (8, 16, 32, 64, 256)], tmp_path)
+    assert many == (5 * kernels, once + panels)
     few = compiled([rows_of(job, rows) for rows in (1, 2, 4, 16)], tmp_path)
     assert few == (4 * kernels, (4 if isinstance(job, Linear) else 1) * once)
 

@@ -90,14 +90,40 @@ STORED = share([
     linear(1, Matrix.of([Matrix(24, 256, bits, group, scales=how) for bits, group, how in STORED_AS[:2]]),
            gate="silu", residual=True),
 ], 3)  # fmt: skip
+MANY_ROWS = share([
+    *(linear(m, Matrix(n, k, bits, group, scales=how), norm=1e-5, residual=True)
+      for (bits, group, k, how), (n, m) in paired(
+          [*((bits, group, 512, how) for bits, group, how in STORED_AS), *ODD,
+           *((bits, 64, 192, PAIRS) for bits in BITS), (4, 32, 96, SYMMETRIC), (8, 16, 48, SYMMETRIC)],
+          ((35, 32), (48, 64), (16, 288)))),
+    linear(32, Matrix(96, 256, 4, 32, scales=STORED_AS[5][2]), gate="silu", bias=True, residual=True),
+    linear(64, Matrix.of([Matrix(40, 256, bits, group, scales=how) for bits, group, how in STORED_AS[-4:]]),
+           norm=1e-5, bias=True),
+    linear(256, Matrix(80, 512, 6, 16, scales=STORED_AS[9][2])),
+], 3)  # fmt: skip
+"""Products that unpack a span once for all rows (linear_panels.py), on units that do so."""
+ONE_ROW = [
+    linear(16, matrix, norm=1e-5, rows=True, x_rows=64, softcap=softcap)
+    for matrix, softcap in ((Matrix(515, 192, 4, 64), None), (Matrix(64, 256, 6, 32), 2.0))
+]
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    return CpuJobs(tmp_path_factory.mktemp("linear"), [*PLAIN, *GATED, *HEADS, *CAPPED, *SWEEP, CAP, *STORED])
+    lists = (PLAIN, GATED, HEADS, CAPPED, SWEEP, [CAP], STORED, MANY_ROWS, ONE_ROW)
+    return CpuJobs(tmp_path_factory.mktemp("linear"), [job for some in lists for job in some])
 
 
-@pytest.mark.parametrize("job", [*PLAIN, *GATED, *HEADS, *CAPPED, *STORED], ids=lambda job: job.label)
+@pytest.mark.parametrize("job", ONE_ROW, ids=lambda job: job.label)
+@pytest.mark.parametrize("places", [[63] * 16, [63] + [0] * 15, [5] * 15 + [6]], ids=["one", "two", "last"])
+def test_a_head_that_wants_one_row_gives_all_rows(jobs, job, places):
+    inputs = inputs_of(job, np.random.default_rng(3)) | {"logit_rows": np.array(places, np.int32)}
+    jobs.check(job, inputs, tolerance(job))
+
+
+@pytest.mark.parametrize(
+    "job", [*PLAIN, *GATED, *HEADS, *CAPPED, *STORED, *MANY_ROWS], ids=lambda job: job.label
+)
 def test_linear(jobs, job):
     rng = np.random.default_rng(job.m * 1000 + job.matrix.n)
     inputs = inputs_of(job, rng)

@@ -71,7 +71,8 @@ export class StepInputs {
     if (tokens.length > 0) this.backend.write("tokens", new Int32Array(tokens), fed);
     this.#writeChanged("positions", positions);
     this.#writeChanged("slots", slots);
-    this.#writeChanged("logit_rows", logitRows);
+    const used = sampled.length + scored.length;
+    this.#writeChanged("logit_rows", logitRows.fill(logitRows[used - 1] ?? 0, used));
   }
 
   /**
