@@ -64,18 +64,20 @@ class Moe:
     """The tensors [experts, 2·inner, hidden] and [experts, hidden, inner] of all experts, where a checkpoint
     stores them in one tensor each.
     """
+    transposed: bool = False
+    """Whether the matrices in such a tensor are stored input by input, unless its shape is another one."""
     apart: bool = True
     """Whether checkpoints of the type store each expert by itself, as far as their tensors do not tell."""
     shared: Shared | None = None
 
 
 def read_experts(read: ConfigReader, inner: int, *keys: str, top: str = "num_experts_per_tok") -> Moe:
-    """Read how many experts there are, under the first of `keys` that is given, and how many a token has,
-    under the key `top`. `inner`: the width of an expert.
+    """Read how many experts there are, under the first of `keys` that is given, the last being the usual one,
+    and how many a token has, under the key `top`. `inner`: the width of an expert.
     """
     for key in TRAINING:
         read.given(key)
-    key = next((key for key in keys if read.given(key)), keys[0])
+    key = next((key for key in keys if read.given(key)), keys[-1])
     experts = read.size(key, most=MAX_EXPERTS)
     return Moe(experts, read.size(top, most=experts), inner)
 
@@ -88,15 +90,20 @@ def experts(
     """
     name, source = f"layers.{layer}", _source(layer, m)
     route = routed(s, router_input or x, layer, m)
-    stacked = [
-        [TensorPiece(f"{source}.{tensor}", count * m.experts, stack=m.experts)]
-        for tensor, count in zip(m.stacked, ((1 + m.gated) * m.inner, hidden), strict=True)
-    ]
+
+    def stacked(transposed: bool) -> list[list[TensorPiece]]:
+        return [
+            [TensorPiece(f"{source}.{tensor}", rows * m.experts, stack=m.experts, transposed=transposed)]
+            for tensor, rows in zip(m.stacked, ((1 + m.gated) * m.inner, hidden), strict=True)
+        ]
+
     apart = [
         each_expert(f"{source}.experts", m.experts, *part)
         for part in ((m.inner, m.names[:-1]), (hidden, m.names[-1:]))
     ]
-    (first, last), (other_first, other_last) = (apart, stacked) if m.apart else (stacked, apart)
+    whole = stacked(m.transposed)
+    other = stacked(False) if m.transposed else apart
+    (first, last), (other_first, other_last) = (apart, whole) if m.apart else (whole, other)
     out = s.append(
         ops.Experts(
             s.fresh("experts"), x.name, route.name,

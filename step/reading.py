@@ -24,8 +24,8 @@ SPELLINGS = (
 DRAFTS = "mtp."
 """The prefix of tensors of layers that draft tokens (multi-token prediction)."""
 OTHER_PARTS = (
-    "vision_tower.", "vision_model.", "visual.", "connector.", "multi_modal_projector.", "image_newline",
-    "audio_tower.", "embed_vision.", "embed_audio.", DRAFTS,
+    "vision_tower.", "vision_model.", "vision_projector.", "visual.", "connector.", "multi_modal_projector.",
+    "image_newline", "audio_tower.", "embed_vision.", "embed_audio.", DRAFTS,
 )  # fmt: skip
 """Prefixes of tensors of other parts than the text model, with or without "model." in front."""
 
@@ -128,12 +128,23 @@ def without_prefix(model: Model) -> Model:
 
 def _spelled(model: Model, tensors: Collection[str]) -> Model:
     """The model with the pieces that the checkpoint stores, where a parameter has several spellings. The
-    first tensor of a spelling tells whether the checkpoint has that spelling.
+    first tensor of a spelling tells whether the checkpoint has that spelling; of two spellings with the same
+    tensor the second is taken if the shape of the first is another one.
     """
-    step, known = model.step, frozenset(tensors)
+    step = model.step
 
     def spelled(param: Param) -> Param:
         pieces = step.spellings.get(param.name)
-        return replace(param, pieces=pieces) if pieces and pieces[0].tensor in known else param
+        if not pieces or pieces[0].tensor not in tensors:
+            return param
+        same = pieces[0].tensor == param.pieces[0].tensor
+        return param if same and _fits(param, tensors) else replace(param, pieces=pieces)
 
     return replace(model, step=replace(step, params=tuple(map(spelled, step.params)), spellings={}))
+
+
+def _fits(param: Param, tensors: Collection[str]) -> bool:
+    """Whether the checkpoint's tensors of a parameter have its shapes, as far as they are known."""
+    if not isinstance(tensors, Mapping):
+        return True
+    return all(tensors[name].shape == shape for name, shape in param.expected().items() if name in tensors)

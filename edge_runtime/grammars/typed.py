@@ -10,6 +10,7 @@ from typing import Any
 from nearfar.edge_runtime.grammars.patterns import slow, why_not
 from nearfar.errors import RequestError
 from nearfar.format.keywords import OF_TYPE, TYPES
+from nearfar.step.config import show
 
 Schema = dict[str, Any]
 MOST_WHOLE = 10**18
@@ -46,7 +47,7 @@ class TypedKeywords(ABC):
     def _types(self, value: Any, place: str) -> list[str]:
         types = value if isinstance(value, list) else [value]
         if not types or any(kind not in TYPES for kind in types):
-            raise self._error(place, f"type {value!r:.60} must be one or several of {', '.join(TYPES)}")
+            raise self._error(place, f"type {show(value)} must be one or several of {', '.join(TYPES)}")
         return [kind for kind in types if not (kind == "integer" and "number" in types)]
 
     def _typed(self, known: Schema, place: str) -> Schema:
@@ -104,7 +105,7 @@ class TypedKeywords(ABC):
     def _numbers(self, own: Schema, place: str) -> None:
         for key, value in own.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise self._error(place, f"{key} must be a number, not {value!r:.40}")
+                raise self._error(place, f"{key} must be a number, not {show(value)}")
 
     def _within(self, own: Schema, most: int, place: str) -> None:
         """Move bounds beyond ±`most` inwards; refuse a bound that leaves no value within."""
@@ -265,7 +266,7 @@ class TypedKeywords(ABC):
                 or value < 0
                 or value != int(value)
             ):
-                raise self._error(place, f"{key} must be a whole number, not {value!r:.40}")
+                raise self._error(place, f"{key} must be a whole number, not {show(value)}")
         return {key: int(own[key]) for key in keys if key in own}
 
 

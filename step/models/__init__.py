@@ -29,9 +29,13 @@ NESTED: Mapping[str, str] = {
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "hyperclovax_vision_v2": "hyperclovax",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "lfm2_vl": "lfm2",
     "llava": "llama",
+    "llava_next": "llama",
+    "llava_next_video": "llama",
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -39,7 +43,9 @@ NESTED: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
+    "vipllava": "llama",
 }
 """Model types whose text model is in `text_config`, each with the type of that text model if the config does
 not name it.

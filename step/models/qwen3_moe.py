@@ -15,6 +15,15 @@ from nearfar.step.rope import read_rope
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
+    return with_experts(read, context, "qwen3_moe")
+
+
+def with_experts(
+    read: ConfigReader, context: int | None, name: str, apart: bool = True, transposed: bool = False
+) -> Model:
+    """The model of a config.json, called `name`. `apart`, `transposed`: how its checkpoints store experts;
+    see Moe.
+    """
     c = read_decoder(read, context)
     rotation = read_rope(read, c.head_dim, c.context)
     bias, act = read.flag("attention_bias"), read_activation(read)
@@ -23,11 +32,14 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         q_norm="q_norm", k_norm="k_norm", norm_eps=c.eps, window=_window(read),
     )  # fmt: skip
     inner = read.size("moe_intermediate_size", 768)
-    moe = replace(read_experts(read, inner, "num_experts", "num_local_experts"), activation=act)
+    moe = replace(
+        read_experts(read, inner, "num_local_experts", "num_experts"), activation=act, apart=apart,
+        transposed=transposed,
+    )  # fmt: skip
     s = StepBuilder()
     s.rope("rope", rotation.rope)
     blocks = sparse_layers(read, moe, Mlp(c.inner, act), c.layers)
-    return pre_norm(s, c, "qwen3_moe", [attend] * c.layers, blocks)
+    return pre_norm(s, c, name, [attend] * c.layers, blocks)
 
 
 def _window(read: ConfigReader) -> int | None:

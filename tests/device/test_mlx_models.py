@@ -65,11 +65,14 @@ OTHERWISE = {
 """Differences between mlx-lm's class of a case and transformers."""
 
 
-CLASSLESS = ("arcee", "cwm", "exaone4_5", "hyperclovax", "idefics3", "internvl", "llava_onevision", "smolvlm")
+CLASSLESS = (
+    "arcee", "cwm", "exaone4_5", "granitemoeshared", "hyperclovax", "hyperclovax_vision_v2", "idefics3",
+    "internvl", "llava_next", "llava_next_video", "llava_onevision", "smolvlm", "vipllava",
+)  # fmt: skip
 """Model types without a class in mlx-lm: only nearfar's own runtime runs their artifacts."""
 WHOLE = ("granitemoehybrid-dense",)
 """Cases whose joined matrices mlx-lm splits only if they are not quantized."""
-OURS = ("gpt_oss",)
+OURS = ("gpt_oss", "qwen3_vl_moe")
 """Model types that only nearfar's runtime reads: mlx-lm keeps gate and up of all experts in
 separate tensors.
 """

@@ -169,6 +169,8 @@ MOES = [
     case("granitemoe", "plain", head_dim=OWN, hidden_size=64, intermediate_size=24, num_local_experts=5,
          num_experts_per_tok=2, embedding_multiplier=12.0, attention_multiplier=0.11,
          residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
+    case("granitemoeshared", "plain", **MULTIPLIED, head_dim=OWN, hidden_size=64, intermediate_size=24,
+         num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=36),
     case("gpt_oss", "plain", num_local_experts=4, num_experts_per_tok=2, sliding_window=10, swiglu_limit=1.5,
          rope_parameters=GPT_OSS_ROPE),
     case("gpt_oss", "odd", num_local_experts=7, num_experts_per_tok=3, intermediate_size=37, head_dim=24,
@@ -309,6 +311,27 @@ VISUAL = [
     inside(
         "internvl", case("qwen2", "text", head_dim=OWN, hidden_size=64),
         {**VIT, "image_size": [28, 28], "patch_size": [14, 14]}, tie_word_embeddings=False,
+    ),
+    inside(
+        "llava_next", case("mistral", "text", sliding_window=None, head_dim=24),
+        {**VIT, "model_type": "clip_vision_model"},
+    ),
+    inside(
+        "llava_next_video", case("qwen2", "text", head_dim=OWN, hidden_size=64),
+        {**VIT, "model_type": "clip_vision_model"},
+    ),
+    inside("vipllava", case("llama", "text", mlp_bias=True), {**VIT, "model_type": "clip_vision_model"}),
+    inside(
+        "hyperclovax_vision_v2", case("hyperclovax", "text", **MULTIPLIED, head_dim=24),
+        {**PATCHES, "model_type": "qwen2_5_vl_vision", "out_hidden_size": 48},
+    ),
+    inside(
+        "qwen3_vl_moe",
+        case(
+            "qwen3_vl_moe_text", "text", moe_intermediate_size=20, num_experts=5, num_experts_per_tok=3,
+            mlp_only_layers=[1], rope_parameters=by_axis(4, 2, 2, mrope_interleaved=True),
+        ),
+        {**PATCHES, "deepstack_visual_indexes": [0], "num_position_embeddings": 16, "out_hidden_size": 48},
     ),
     inside(
         "exaone4_5", case("exaone4", "text", hidden_size=64, sliding_window=10, sliding_window_pattern=3),

@@ -96,8 +96,13 @@ STATE_SPACES = [
          mlp_bias=True, mamba_conv_bias=False, time_step_limit=[0.1, 0.9], **FACTORS),
     case("falcon_h1", "bare", **{**FALCON, "mamba_n_heads": 8}, projectors_bias=True, **FACTORS),
 ]  # fmt: skip
+PATCHES_OF_LFM2 = {
+    "model_type": "siglip2_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "patch_size": 4, "num_patches": 16,
+}  # fmt: skip
 RECURRENT = [
     *LFM2S, *DELTAS, *STATE_SPACES,
+    inside("lfm2_vl", LFM2S[0], PATCHES_OF_LFM2, tie_word_embeddings=True, image_token_id=260),
     inside("qwen3_5", DELTAS[1], VISION_3_5, tie_word_embeddings=True, image_token_id=260, video_token_id=259,
            vision_start_token_id=258, vision_end_token_id=255),
     inside("qwen3_5_moe", DELTAS[3], {**VISION_3_5, "model_type": "qwen3_5_moe"}, tie_word_embeddings=True,
