@@ -16,7 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 Kind = gguf.GGMLQuantizationType
-MODELS = {"llama": "llama", "olmoe": "olmoe", "lfm2": "lfm2", "qwen3_5_text": "qwen35"}
+MODELS = {
+    "llama": "llama",
+    "olmoe": "olmoe",
+    "lfm2": "lfm2",
+    "qwen3_5_text": "qwen35",
+    "granitemoehybrid": "granitehybrid",
+}
 """The model types that can be written, and llama.cpp's names of their architectures."""
 QUANTS = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M}
 SCALES = {
@@ -29,6 +35,8 @@ SCALES = {
 """Bytes of a block that hold a float16 scale (ggml-common.h); every other byte may have any value."""
 MATRICES, EMBEDDINGS = 2**-10, 2**-4
 """Scales. A token's own embedding outweighs what attention adds, so that tokens choose different experts."""
+VECTORS = ("ssm_a", "ssm_d", "ssm_norm.weight")
+"""Names of vectors that a file has with two dimensions, in layers of Mamba-2."""
 UNEVEN = (Kind.Q4_0, Kind.Q5_0)
 """Types whose codes have a mean below 0: half of their scales are negative, as the quantizer's are. Otherwise
 all outputs of a matrix have a common part, and all tokens choose the same experts.
@@ -55,7 +63,7 @@ def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0
     _add_tokenizer(writer, config, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")))
     random = np.random.default_rng(seed)
     for name, shape in _tensors(config).items():
-        if len(shape) == 1:
+        if len(shape) == 1 or name.endswith(VECTORS):
             sign = -1 if name.endswith("ssm_a") else 1  # the logarithm of a decay
             writer.add_tensor(name, np.full(shape, sign, np.float32))
         else:
@@ -72,10 +80,12 @@ def write_gguf(checkpoint: Path, output: Path, seed: int = 0, quant: str = "q4_0
 
 
 def _settled(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the settings of LFM2 and Qwen 3.5 under the names of others."""
+    """The config with the settings of LFM2, Qwen 3.5 and Granite 4 under the names of others."""
     config.setdefault("bos_token_id", 0)
     if config["model_type"] == "qwen3_5_text":
         return {**config, "rope_theta": config["rope_parameters"]["rope_theta"]}
+    if config["model_type"] == "granitemoehybrid":
+        return {**config, "num_experts": config["num_local_experts"]}
     if config["model_type"] != "lfm2":
         return config
     multiple = config["block_multiple_of"]
@@ -97,6 +107,8 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] == "qwen3_5_text":
         _add_delta(writer, config)
+    elif config["model_type"] == "granitemoehybrid":
+        _add_granite(writer, config)
     elif "conv" in (types := config.get("layer_types") or ()):
         heads = config["num_key_value_heads"]
         writer.add_head_count_kv([0 if kind == "conv" else heads for kind in types])
@@ -126,6 +138,40 @@ def _add_delta(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_full_attention_interval(config["full_attention_interval"])
     writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     writer.add_rope_dimension_count(int(_head_dim(config) * rope["partial_rotary_factor"]))
+
+
+def _add_granite(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The sizes of Granite 4's Mamba-2 layers and of the MLP beside its experts, and its four multipliers.
+
+    A layer without heads of keys has a state. The flag `finetuned` says whether positions are rotated.
+    """
+    heads, inner = config["num_key_value_heads"], config["mamba_n_heads"] * config["mamba_d_head"]
+    writer.add_head_count_kv([heads * (kind == "attention") for kind in config["layer_types"]])
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+    writer.add_ssm_inner_size(inner)
+    writer.add_rope_dimension_count(_head_dim(config))
+    writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+    writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+
+
+def _mamba_layer(block: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The first block of a layer of Granite 4 with a state."""
+    hidden, heads, groups = config["hidden_size"], config["mamba_n_heads"], config["mamba_n_groups"]
+    inner = heads * config["mamba_d_head"]
+    wide = inner + 2 * groups * config["mamba_d_state"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "ssm_in.weight": (inner + wide + heads, hidden), "ssm_conv1d.weight": (wide, config["mamba_d_conv"]),
+        "ssm_conv1d.bias": (wide,), "ssm_dt.bias": (heads,), "ssm_a": (heads, 1), "ssm_d": (heads, 1),
+        "ssm_norm.weight": (groups, inner // groups), "ssm_out.weight": (hidden, inner),
+    }  # fmt: skip
+    return {f"{block}.{name}": shape for name, shape in shapes.items()}
 
 
 def _delta_layer(block: str, config: dict[str, Any], hidden: int, q: int) -> dict[str, tuple[int, ...]]:
@@ -194,6 +240,8 @@ def _tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         norm = "ffn_norm"
         if config["model_type"] == "qwen3_5_text":
             first, norm = _delta_layer(block, config, hidden, q), "post_attention_norm"
+        if config["model_type"] == "granitemoehybrid" and config["layer_types"][layer] == "mamba":
+            first = _mamba_layer(block, config)
         tensors |= {
             f"{block}.attn_norm.weight": (hidden,),
             **first,
@@ -207,7 +255,9 @@ def _tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _second(block: str, config: dict[str, Any], hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of an MLP, or of experts with their router and the norms of q and k."""
+    """The tensors of an MLP, or of experts with their router, and what a model has beside them: the norms of
+    q and k of an OLMoE, or the MLP for all tokens of a Granite.
+    """
     parts: dict[str, tuple[int, ...]] = {
         "gate": (inner, hidden),
         "up": (inner, hidden),
@@ -215,11 +265,17 @@ def _second(block: str, config: dict[str, Any], hidden: int, inner: int) -> dict
     }
     if "num_experts" not in config:
         return {f"{block}.ffn_{part}.weight": shape for part, shape in parts.items()}
-    experts, heads = config["num_experts"], config["num_attention_heads"] * _head_dim(config)
-    kv = config["num_key_value_heads"] * _head_dim(config)
+    experts, head = config["num_experts"], _head_dim(config)
+    if shared := config.get("shared_intermediate_size"):
+        every = {"gate": (shared, hidden), "up": (shared, hidden), "down": (hidden, shared)}
+        beside: dict[str, tuple[int, ...]] = {f"ffn_{part}_shexp": shape for part, shape in every.items()}
+    else:
+        beside = {
+            "attn_q_norm": (config["num_attention_heads"] * head,),
+            "attn_k_norm": (config["num_key_value_heads"] * head,),
+        }
     return {
-        f"{block}.attn_q_norm.weight": (heads,),
-        f"{block}.attn_k_norm.weight": (kv,),
+        **{f"{block}.{name}.weight": shape for name, shape in beside.items()},
         f"{block}.ffn_gate_inp.weight": (experts, hidden),
         **{f"{block}.ffn_{part}_exps.weight": (experts, *shape) for part, shape in parts.items()},
     }

@@ -1,5 +1,6 @@
 import { RequestError } from "../../protocol/errors.js";
 import type { LaunchCost, ProfileOptions, StepProfile } from "../../protocol/messages.js";
+import { Window } from "../cache/window.js";
 import type { Backend } from "./backend.js";
 import { writePlainStep } from "./inputs.js";
 
@@ -64,8 +65,7 @@ export function checkedProfile(
   const rows = options.rows ?? sizes[0] ?? 1;
   if (!sizes.includes(rows))
     throw new RequestError(`rows must be one of ${sizes.join(", ")}, not ${rows}.`, "rows");
-  const { groups, pageSize, contextLength } = backend.shape;
-  const most = Math.min(contextLength, pageSize * Math.min(...groups.map(({ pages }) => pages)));
+  const most = mostContext(backend, rows);
   const context = options.context ?? Math.max(Math.min(CONTEXT, most), rows);
   if (!Number.isInteger(context) || context < rows || context > most)
     throw new RequestError(`context must be from ${rows} to ${most} tokens, not ${context}.`, "context");
@@ -75,11 +75,26 @@ export function checkedProfile(
   return { rows, context, rounds };
 }
 
-/** Writes the inputs of a step over the last rows of one sequence, which has the first pages of the cache. */
+/** The largest context of one sequence, alone in the cache, that advances by `rows` positions a step. */
+function mostContext({ shape }: Backend, rows: number): number {
+  const { groups, pageSize, contextLength } = shape;
+  const longest = groups.map(({ window, stride, pages }) =>
+    new Window(window, pageSize, stride ?? null).longest(pages, rows, contextLength),
+  );
+  return Math.min(contextLength, ...longest);
+}
+
+/**
+ * Writes the inputs of a step over the last rows of one sequence, which has the first pages of the cache. A
+ * group with a window has fewer pages than the context has columns: the columns then take its pages in turn.
+ */
 function writeInputs(backend: Backend, rows: number, context: number): void {
   const { groups, pageSize } = backend.shape;
-  const pages = Int32Array.from({ length: Math.ceil(context / pageSize) }, (_, page) => page);
-  for (const group of groups.keys()) backend.write(`page_table.${group}`, pages);
+  const columns = Math.ceil(context / pageSize);
+  for (const [group, { pages }] of groups.entries()) {
+    const table = Int32Array.from({ length: columns }, (_, column) => column % pages);
+    backend.write(`page_table.${group}`, table);
+  }
   writePlainStep(
     backend,
     Int32Array.from({ length: rows }, (_, row) => context - rows + row),
