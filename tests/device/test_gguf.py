@@ -89,6 +89,27 @@ def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
         check_answers(case, engine)
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("qwen2-plain", "qwen2vl"), ("qwen3-plain", "qwen3vl"), ("qwen3_moe-plain", "qwen3vlmoe")],
+)
+def test_the_text_model_of_a_file_with_settings_of_images(
+    name: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = like_gguf(next(case for case in CASES if str(case) == name))
+    model = open_source(BuildOptions(str(checkpoint(case)), tmp_path, quant="none")).model
+    monkeypatch.setitem(gguf_files.ARCHITECTURES, case.model_type, architecture)
+
+    def seeing(writer: gguf_files.gguf.GGUFWriter) -> None:
+        writer.add_rope_dimension_sections([4, 2, 2, 0])
+        writer.add_num_deepstack_layers(1)
+
+    file = gguf_files.write(checkpoint(case), tmp_path / "model", change=seeing)
+    source = open_source(BuildOptions(str(file), tmp_path / "out", quant="none"))
+    assert source.model.step.ops == model.step.ops
+    assert source.model.step.ropes == model.step.ropes
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path) -> None:
     case = like_gguf(next(case for case in CASES if str(case) == name))

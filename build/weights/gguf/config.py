@@ -269,6 +269,7 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "qwen3": _plainly,
     "qwen3moe": families.qwen_moe,
     "qwen3vl": families.seeing,
+    "qwen3vlmoe": families.seeing_experts,
     "qwen35": qwen35.qwen35,
     "qwen35moe": qwen35.qwen35,
     "gemma": _plainly,

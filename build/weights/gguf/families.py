@@ -92,8 +92,20 @@ def arcee(facts: Facts) -> None:
 
 
 def seeing(facts: Facts) -> None:
-    """The text model of Qwen 2-VL, 2.5-VL and 3-VL; settings of images do not change a text."""
+    """The text model of Qwen 2-VL, 2.5-VL and 3-VL."""
     facts.config["model_type"] = {"qwen2vl": "qwen2", "qwen3vl": "qwen3"}[facts.config["model_type"]]
+    _of_images(facts)
+
+
+def seeing_experts(facts: Facts) -> None:
+    """The text model of Qwen 3-VL with experts."""
+    facts.config["model_type"] = "qwen3moe"
+    _of_images(facts)
+    qwen_moe(facts)
+
+
+def _of_images(facts: Facts) -> None:
+    """Settings of images, which do not change a text."""
     facts.read.given("rope.dimension_sections")
     facts.read.given("n_deepstack_layers")
 
