@@ -222,8 +222,8 @@ class StepWriter:
                 logit_rows[sampled] = end - 1
                 sampled += 1
             row = end
-        logit_rows[sampled : sampled + len(scored)] = scored
         used = sampled + len(scored)
+        logit_rows[sampled:used] = scored
         logit_rows[used:] = logit_rows[max(0, used - 1)]
         writes = [
             Write("positions", positions),

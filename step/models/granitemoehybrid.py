@@ -10,7 +10,6 @@ from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import (
     Attention,
-    Mlp,
     attention,
     order_of,
     read_activation,
@@ -20,15 +19,13 @@ from nearfar.step.experts import TRAINING, Block, Shared, block
 from nearfar.step.mamba import mamba, read_mamba
 from nearfar.step.model import Model
 from nearfar.step.models.granite import MULTIPLIER
-from nearfar.step.models.granitemoe import granite_experts
+from nearfar.step.models.granitemoe import SHARED, granite_experts, shared_mlp
 from nearfar.step.operation import Activation
 from nearfar.step.rope import read_rope
 
 RECURRENT = ("mamba", "linear_attention")
 """The names of Mamba's layers, in config.json and in transformers."""
 TYPES = ("attention", "full_attention", *RECURRENT)
-AT = "shared_mlp"
-"""The name of the MLP that every token has."""
 IDLE = (
     "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand",
     "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit",
@@ -75,7 +72,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
         else:
             x = s.add(x, attention(s, h, i, attend, c.hidden))
         h = s.norm(x, f"{at}.post_attention_layernorm.weight", eps)
-        x = s.add(x, block(s, h, i, second, c.hidden, AT))
+        x = s.add(x, block(s, h, i, second, c.hidden, SHARED))
     s.logits(s.norm(x, "model.norm.weight", eps, scale=1 / logits), "lm_head.weight", c.vocab, c.tied)
     return c.model("granitemoehybrid", s.finish())
 
@@ -84,11 +81,10 @@ def _second(read: ConfigReader, inner: int, activation: Activation) -> Block:
     """The second block of every layer: an MLP, or experts of width `inner` beside it."""
     wide = read.size("shared_intermediate_size", 1024)
     apart = read.flag("shared_mlp_apart")  # the key of GGUF files, which have gate and up by themselves
-    names = ("gate_proj", "up_proj") if apart else ("input_linear",)
-    mlp = Mlp(wide, activation, names=names, down="output_linear")
+    mlp = shared_mlp(wide, activation, ("gate_proj", "up_proj") if apart else ("input_linear",))
     if not read.size("num_local_experts", 8, least=0):
         for key in ("num_experts_per_tok", *TRAINING):
             read.given(key)
         return mlp
     filled = read.filled({"num_local_experts": 8, "num_experts_per_tok": 2})
-    return replace(granite_experts(filled, inner, activation), shared=Shared(mlp, AT))
+    return replace(granite_experts(filled, inner, activation), shared=Shared(mlp, SHARED))

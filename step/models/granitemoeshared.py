@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nearfar.step.config import ConfigReader
-from nearfar.step.decoder import Mlp, read_activation, read_decoder
+from nearfar.step.decoder import read_activation, read_decoder
 from nearfar.step.experts import Shared
 from nearfar.step.model import Model
 from nearfar.step.models.granite import multiplied
-from nearfar.step.models.granitemoe import granite_experts
-
-AT = "shared_mlp"
+from nearfar.step.models.granitemoe import SHARED, granite_experts, shared_mlp
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
@@ -19,6 +17,5 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     c, activation = read_decoder(read, context), read_activation(read)
     moe = granite_experts(read, c.inner, activation)
     if wide := read.size("shared_intermediate_size", 0, least=0):
-        mlp = Mlp(wide, activation, names=("input_linear",), down="output_linear")
-        moe = replace(moe, shared=Shared(mlp, AT))
+        moe = replace(moe, shared=Shared(shared_mlp(wide, activation, ("input_linear",)), SHARED))
     return multiplied(read, c, "granitemoeshared", moe)

@@ -159,9 +159,9 @@ class _Chunk:
             with T.serial(0, spans) as i:
                 held.fill(self.unit, w, blocks, T.Bind(turns * spans + i), (begin, part), i * layout.groups)
             self._add(held, (turns * (spans * each) + begin) * of_cell, spans * part * of_cell)
-        for some in (cells % each,) if cells % each else ():
-            held.fill(self.unit, w, blocks, v.i32(whole), (v.i32(0), some), v.i32(0))
-            self._add(held, v.i32(whole * each * of_cell), some * of_cell)
+        if rest := cells % each:
+            held.fill(self.unit, w, blocks, v.i32(whole), (v.i32(0), rest), v.i32(0))
+            self._add(held, v.i32(whole * each * of_cell), rest * of_cell)
 
     def _add(self, held: _Unpacked, begin: Expr, count: int) -> None:
         """Add the products of `count` unpacked groups, of which the first is group `begin` of the row."""

@@ -116,9 +116,9 @@ class _Way:
             at = self.first + 2 * i
             held = rounding.inputs(buf[f"scratch:{at}"], buf[f"scratch:{at + 1}"])
             rounded[rounding.dot.matrix.group] = held
-        tile = linear_panels.TILE[0] if self.in_panels else 1
-        with v.rows(self.rows // tile) as m:
-            values = [values_of(self.job, buf, m * tile + row) for row in range(tile)]
+        together = linear_panels.TILE[0] if self.in_panels else 1
+        with v.rows(self.rows // together) as m:
+            values = [values_of(self.job, buf, m * together + row) for row in range(together)]
             for rounding in self.roundings:
                 x = rounded[rounding.dot.matrix.group]
                 if self.in_panels:

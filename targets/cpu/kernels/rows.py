@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -11,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.rounded import ValueAt
 
 Expr = Any
 
@@ -46,7 +46,7 @@ def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
     return T.Bind(logit_rows[m]) if job.rows else m
 
 
-def values_of(job: Linear, ins: dict[str, Expr], m: Expr) -> Callable[[Expr], Expr]:
+def values_of(job: Linear, ins: dict[str, Expr], m: Expr) -> ValueAt:
     """Gives sixteen values of row m of x' from one on."""
     x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)
     rms = norm_scale(x, row, job.matrix.k, job.norm) if job.norm is not None else None
