@@ -10,19 +10,36 @@ import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tvm
+from tvm.script.ir_builder import tirx as T
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import DeviceError
 from nearfar.format.sizes import WASM_RESERVED
 from nearfar.kernels.buckets import Buckets
+from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.half import widen
+from nearfar.targets.wasm import UNIT
+from nearfar.targets.wasm.codegen import link_modules
 from tests.support.architectures import CASES, checkpoint
 from tests.support.backends import Lab, executor
 from tests.support.parity import check_answers
 from tests.support.turns import in_turns
-from tests.support.wasm_executor import ARGUMENT, LAUNCH, WasmExecutor, open_wasm, require_node
+from tests.support.wasm_executor import (
+    ARGUMENT,
+    LAUNCH,
+    Node,
+    Space,
+    Tables,
+    WasmExecutor,
+    open_wasm,
+    require_node,
+)
 
 MOST_BYTES = 130_000
 """Bytes of a module as a server sends it, gzip."""
@@ -86,6 +103,39 @@ def test_quantized_matrices_are_multiplied_by_the_dot_instruction(lab: Lab) -> N
         assert file.read_bytes().count(DOT) > 100
     for file in modules(lab.artifact("stories", "wasm")).values():
         assert file.read_bytes().count(DOT) < 10, "the opcode's bytes are common by chance: look for another"
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_every_float16_is_widened_exactly(finite: bool, tmp_path: Path) -> None:
+    """Tests all numbers of either sign, also subnormal ones, infinities and NaN where there may be any."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = every[np.isfinite(every)] if finite else every
+
+    def body(taken: Any, told: Any) -> None:
+        with T.serial(0, halves.size // v.LANES) as i:
+            first = i * v.LANES
+            v.put(told, [first], widen(UNIT, v.lanes(taken, [first]), finite=finite))
+
+    func = v.prim_func("widen", [("taken", halves.shape, "uint16"), ("told", halves.shape, "float32")], body)
+    module, space, host = tmp_path / "model.wasm", Space(), Node()
+    link_modules(tvm.IRModule({"widen": func.with_attr("global_symbol", "widen")}), {module: False})
+    taken, told = space.take(halves.nbytes), space.take(2 * halves.nbytes)
+    tables = Tables(space.take(0))
+    arrays = [(taken, "uint16"), (told, "float32")]
+    plan = tables.plan([("widen", [tables.tensor(at, halves.shape, dtype) for at, dtype in arrays])])
+    try:
+        opened, _ = host.ask("open", file=str(module), size=space.end + len(tables.content), shared=False)
+        (function,) = struct.unpack("<I", host.ask("read", at=opened["kernels"], count=4)[1])
+        struct.pack_into("<I", tables.content, tables.functions[0][0], function)
+        host.ask("write", bytes(tables.content), at=tables.at)
+        host.ask("write", halves.tobytes(), at=taken)
+        pool = host.ask("threads", tops=[])[0]["pool"]
+        assert host.ask("call", name="nf_replay", args=[pool, plan, 1])[0] == {"result": -1, "bytes": 0}
+        got = np.frombuffer(host.ask("read", at=told, count=2 * halves.nbytes)[1], np.float32)
+    finally:
+        host.close()
+    np.testing.assert_array_equal(got, halves.astype(np.float32))
+    np.testing.assert_array_equal(np.signbit(got[got == 0]), [False, True])
 
 
 @pytest.mark.parametrize("threads", [1, 3])
