@@ -70,10 +70,10 @@ async function takes(grammars: Grammars, grammar: Grammar, text: string): Promis
 describe.each([
   { place: "in a worker", begin: start as StartGrammars },
   { place: "in the engine's thread", begin: startHere },
-])("a grammar $place takes and refuses what the other engines do", { timeout: 60_000 }, ({ begin }) => {
+])("a grammar $place takes and refuses what the other engines do", { timeout: 240_000 }, ({ begin }) => {
   let grammars: Grammars;
   beforeAll(() => {
-    grammars = bytes(60_000, [END], begin);
+    grammars = bytes(240_000, [END], begin);
   });
   afterAll(() => grammars.end());
   for (const { name, format, accepts = [], refuses = [], error } of vectors)
