@@ -37,6 +37,7 @@ from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading, read_model, without_prefix
 
+CONFIG = "config.json"
 PAIRS_ALONE = StorableMatrices.pairs()
 
 
@@ -104,7 +105,7 @@ def open_source(options: BuildOptions) -> Source:
     checkpoint = open_checkpoint(pair.checkpoint)
     embeds = gives_embeddings(checkpoint.path, options.embeddings)
     context = options.context or (longest_text(checkpoint.path) if embeds else None)
-    reading = read_model(checkpoint.config, checkpoint.entries, context)
+    reading = _read_model(checkpoint, context)
     check_unread(reading.config, reading.model_type)
     quantized, untouched = find_quantized(checkpoint), None
     if pair.adapter is not None:
@@ -133,6 +134,16 @@ def open_source(options: BuildOptions) -> Source:
         checkpoint, reading, model, chosen.matrices, scheme, report, quantized, chosen.keeps, answers,
         sampling, notes=(*head.notes, *carried, *filter(None, (more, untouched, *_surprises(reading)))),
     )  # fmt: skip
+
+
+def _read_model(checkpoint: Checkpoint, context: int | None) -> Reading:
+    """Read the model. Errors name the file that states the config, which need not be a config.json."""
+    try:
+        return read_model(checkpoint.config, checkpoint.entries, context)
+    except CheckpointError as error:
+        if checkpoint.config_source == CONFIG:
+            raise
+        raise CheckpointError(f"{checkpoint.path}: {str(error).removeprefix(f'{CONFIG}: ')}") from error
 
 
 def _surprises(reading: Reading) -> Iterator[str | None]:
@@ -225,9 +236,10 @@ def _scheme(options: BuildOptions, quantized: Quantized | None) -> tuple[Scheme,
         return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE), frozenset()
     asked = Scheme.parse(options.quant or scheme.name, options.group_size or scheme.group_size)
     if replace(asked, scales=scheme.scales) != scheme:
+        given = "--quant" if options.quant is not None else "--group-size"
         raise BuildError(
             f"{options.checkpoint} is quantized already ({quantized.name}: {scheme.name}, group "
-            f"{scheme.group_size}) and --quant asks for {asked.name}, group {asked.group_size}: leave "
+            f"{scheme.group_size}) and {given} asks for {asked.name}, group {asked.group_size}: leave "
             "--quant and --group-size out to keep its weights as they are, quantize them again with "
             f"--requantize {asked.name}, or build from the checkpoint that it was made from"
         )

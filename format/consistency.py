@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from nearfar.format import bundle_files
 from nearfar.format.buffers import buffers
-from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
+from nearfar.format.manifest import Function, Kernel, Manifest, Program, StoredMatrix, StoredRows, Tensor
+from nearfar.format.scales import HALF
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.step.operation import problems_of
 from nearfar.step.shapes import Shapes
@@ -25,6 +26,14 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
+CODE_BITS = (2, 3, 4, 5, 6, 8)
+"""Bits that a code can have."""
+GROUP_SIZES = (16, 32, 64, 128)
+"""Weights that can share a scale."""
+FLOAT_BITS = (16, 32)
+"""Bits of matrices that are not quantized."""
+TABLE_BITS = 4
+"""Bits of codes that a table gives values."""
 PLANNED = {"generate": ("step", "greedy", "sample", "logprobs"), "embed": ("step",)}
 """The functions that a program must have, by the model's task."""
 
@@ -41,6 +50,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
         yield from _safetensors(manifest)
     if not found_step:
         yield from _buffers(manifest)
+    yield from _matrices(manifest)
     yield from _files(manifest)
     yield from bundle_files.problems(manifest)
     names = [program.name for program in manifest.programs]
@@ -128,6 +138,35 @@ def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
     for first, second in pairwise(ordered):
         if first.offset + first.bytes > second.offset:
             yield f"tensors {first.name} and {second.name} overlap"
+
+
+def _matrices(manifest: Manifest) -> Iterator[str]:
+    """The scheme of every matrix must be one of the format's, and must divide its rows."""
+    for matrix in manifest.quantization.matrices:
+        if matrix.pieces and sum(piece.n for piece in matrix.pieces) != matrix.n:
+            yield f"matrix {matrix.name[:80]} has {matrix.n:,} rows, and its pieces have others"
+        for rows in matrix.pieces or (matrix,):
+            if not _is_scheme(rows, matrix.k):
+                named = f"{rows.bits} bits, groups of {rows.group_size} and {rows.scales.words}"
+                yield (
+                    f"matrix {matrix.name[:80]} has an unknown scheme for rows of {matrix.k:,} weights: "
+                    f"{named}"
+                )
+
+
+def _is_scheme(rows: StoredMatrix | StoredRows, k: int) -> bool:
+    """Whether rows of k weights can be stored so: floats, or codes in whole groups and whole superblocks."""
+    if not rows.group_size:
+        return rows.bits in FLOAT_BITS
+    scales = rows.scales
+    long = scales.superblock or rows.group_size
+    return (
+        rows.bits in CODE_BITS
+        and rows.group_size in GROUP_SIZES
+        and k % rows.group_size == long % rows.group_size == k % long == 0
+        and (scales.bits == HALF) == (scales.superblock == 0)
+        and (scales.table is None or (rows.bits == TABLE_BITS and not scales.offsets))
+    )
 
 
 def _ropes(manifest: Manifest) -> Iterator[str]:

@@ -92,7 +92,7 @@ def _check_version(data: object, where: str) -> dict[str, Any]:
         )
     if type(version) is not int or version < OLDEST:
         raise ArtifactError(
-            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {OLDEST} to {VERSION}. Build "
+            f"{where}: artifact format {repr(version)[:80]}; this nearfar reads {OLDEST} to {VERSION}. Build "
             "the artifact again with it"
         )
     return data

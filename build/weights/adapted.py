@@ -117,6 +117,7 @@ class AdaptedCheckpoint:
         self.path: Path = base.path
         self.name = f"{base.name}+{lora.name}"
         self.config = base.config
+        self.config_source, self.mismatch_advice = base.config_source, base.mismatch_advice
         entries: dict[str, Stored] = dict(base.entries)
         for head, embedding in merge.untied.items():
             entries[head] = entries[embedding]

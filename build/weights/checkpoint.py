@@ -47,6 +47,10 @@ class DirectoryCheckpoint:
     """
 
     config_file = "config.json"
+    config_source = "config.json"
+    mismatch_advice = (
+        "Check that config.json and the weights belong together (adapters must be merged first)."
+    )
     lists: tuple[str, ...] = (INDEX,)
     """Files that say where the tensors are."""
 

@@ -31,14 +31,16 @@ def check_tensors(
     patterns = [re.compile(pattern) for pattern in ignorable]
     shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
     dtypes = {name: entry.dtype.name for name, entry in checkpoint.entries.items()}
-    missing = [f"{name} {list(wanted.shape)}" for name, wanted in expected.items() if name not in shapes]
+    missing = [
+        f"{name} {wanted.in_weights(wanted.shape)}" for name, wanted in expected.items() if name not in shapes
+    ]
     extra = [
         f"{name} {list(shape)}"
         for name, shape in shapes.items()
         if name not in expected and not any(pattern.fullmatch(name) for pattern in patterns)
     ]
     misshapen = [
-        f"{name} is {list(shapes[name])}, not {list(wanted.shape)}"
+        f"{name} is {wanted.in_weights(shapes[name])}, not {wanted.in_weights(wanted.shape)}"
         for name, wanted in expected.items()
         if name in shapes and shapes[name] != tuple(wanted.shape)
     ]
@@ -51,10 +53,9 @@ def check_tensors(
     if any(found for _, found in kinds):
         lines = [f"  {len(found)} {kind}: {some(found)}" for kind, found in kinds if found]
         raise CheckpointError(
-            f"{checkpoint.path}: the tensors are not those that config.json describes:\n"
+            f"{checkpoint.path}: the tensors are not those that {checkpoint.config_source} describes:\n"
             + "\n".join(lines)
-            + "\n"
-            "Check that config.json and the weights belong together (adapters must be merged first)."
+            + f"\n{checkpoint.mismatch_advice}"
         )
 
 

@@ -55,6 +55,16 @@ class Checkpoint(Protocol):
         ...
 
     @property
+    def config_source(self) -> str:
+        """What states the config, for messages: config.json, or the metadata of a file."""
+        ...
+
+    @property
+    def mismatch_advice(self) -> str:
+        """A sentence that says what to do where the tensors are not those that the config describes."""
+        ...
+
+    @property
     def entries(self) -> Mapping[str, Stored]:
         """Every tensor before it is read, sorted by name."""
         ...

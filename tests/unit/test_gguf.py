@@ -5,6 +5,7 @@ rejected.
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import gguf
@@ -21,7 +22,7 @@ from nearfar.build.weights.quantized.contract import held_in, joint
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
 from nearfar.build.weights.quantized.gguf_grids import TABLES
 from nearfar.errors import CheckpointError
-from nearfar.format.scales import IQ4, PAIRS, SYMMETRIC
+from nearfar.format.scales import IQ4, OF_GGUF, PAIRS, SYMMETRIC
 from nearfar.kernels.quantized import StorableMatrices
 from scripts.freeze_grids import frozen
 from tests.shared_data import shared_data
@@ -68,9 +69,51 @@ def test_the_frozen_grids_are_those_of_the_gguf_package() -> None:
 def test_types_that_grow_are_told(tmp_path: Path) -> None:
     file, _ = gguf_files.mixed(tmp_path, "IQ2_XXS")
     (note,) = open_source(BuildOptions(str(file), tmp_path / "out")).notes
-    assert note.startswith("weights of IQ2_XXS (8 bits, 4.4 times) are kept exactly")
+    assert note.startswith("weights of IQ2_XXS (8 bits, 4.4 times) keep their codes")
     assert "--requantize q4" in note
     assert open_source(BuildOptions(str(file), tmp_path / "out", requantize="q4")).notes == ()
+
+
+def test_four_bits_are_not_advised_where_they_are_not_smaller(tmp_path: Path) -> None:
+    file, _ = gguf_files.mixed(tmp_path, "IQ1_S")
+    (note,) = open_source(BuildOptions(str(file), tmp_path / "out")).notes
+    assert "IQ1_S (2 bits" in note
+    assert "--requantize" not in note
+
+
+@pytest.mark.parametrize("kind", sorted({*OF_GGUF, *IQ4}))
+def test_types_that_targets_store_in_the_bytes_of_the_file_do_not_grow(kind: str, tmp_path: Path) -> None:
+    file, _ = gguf_files.mixed(tmp_path, kind)
+    assert open_source(BuildOptions(str(file), tmp_path / "out")).notes == ()
+
+
+def damaged(tmp_path: Path, key: str, value: int) -> Path:
+    """A file in Q4_0 whose metadata have another integer."""
+    file, _ = gguf_files.mixed(tmp_path, "Q4_0")
+    data = bytearray(file.read_bytes())
+    at = data.index(key.encode()) + len(key)
+    struct.pack_into("<I", data, at + 4, value)
+    file.write_bytes(data)
+    return file
+
+
+def test_tensors_of_other_shapes_are_told_in_weights_and_without_a_config(tmp_path: Path) -> None:
+    file = damaged(tmp_path, "llama.feed_forward_length", 512)
+    with pytest.raises(CheckpointError) as refused:
+        open_source(BuildOptions(str(file), tmp_path / "out"))
+    said = str(refused.value)
+    assert "those that its metadata describes" in said
+    assert "config.json" not in said
+    assert "adapters" not in said
+    assert "down_proj.weight is [256, 256], not [256, 512]" in said
+
+
+def test_metadata_that_contradict_themselves_name_the_file(tmp_path: Path) -> None:
+    file = damaged(tmp_path, "llama.attention.head_count", 3)
+    with pytest.raises(CheckpointError, match="heads") as refused:
+        open_source(BuildOptions(str(file), tmp_path / "out"))
+    assert str(refused.value).startswith(str(file))
+    assert "config.json" not in str(refused.value)
 
 
 def test_mxfp4_is_as_its_paper_has_it() -> None:

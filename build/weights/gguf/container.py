@@ -51,6 +51,9 @@ class GgufCheckpoint(DirectoryCheckpoint):
     rows of quantized ones are read as bytes.
     """
 
+    config_source = "its metadata"
+    mismatch_advice = "Download the file again, or convert the model again with a recent llama.cpp."
+
     def __init__(self, name: str, headers: list[Header], tensors: Mapping[str, GgufTensor]) -> None:
         first = headers[0]
         config = read_config(first, tensors)

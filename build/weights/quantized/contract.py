@@ -24,10 +24,19 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class RequiredTensor:
-    """A required tensor: its shape, and the names of the dtypes that it may have."""
+    """A required tensor: its shape, and the names of the dtypes that it may have.
+
+    `block`: the weights of a block and its bytes, for rows that are stored as blocks of bytes.
+    """
 
     shape: Shape
     dtypes: tuple[str, ...] = FLOATS
+    block: tuple[int, int] = (1, 1)
+
+    def in_weights(self, stored: Shape) -> list[int]:
+        """The shape of a stored tensor in weights, for messages."""
+        weights, size = self.block
+        return [*stored[:-1], stored[-1] // size * weights] if stored else []
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from nearfar.build.options import GROUP_SIZE
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.gguf.container import GgufCheckpoint
 from nearfar.build.weights.gguf.header import Type
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat
 from nearfar.build.weights.quantized.contract import RequiredTensor
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
+from nearfar.format.scales import PAIRS
 from nearfar.kernels.quantized import GROUPS
 from nearfar.step.reading import DRAFTS
 
@@ -15,10 +17,21 @@ MUCH = 1.5
 """The least growth of a type's weights that is told to the user."""
 
 
-def _growth(kind: Type) -> float:
-    """How many times the space of the file a type's codes take, with a float16 scale and bias a group."""
+SMALL = 4 + 32 / GROUP_SIZE
+"""Bits of a weight after --requantize q4."""
+
+
+def _bits(kind: Type) -> float:
+    """Bits of a weight of a type with a float16 scale and offset in each group."""
     blocks = BLOCKS[kind.name]
-    return (blocks.bits + 32 / min(blocks.group, GROUPS[-1])) * kind.block / (8 * kind.bytes)
+    return blocks.bits + 32 / min(blocks.group, GROUPS[-1])
+
+
+def _growth(kind: Type) -> float:
+    """How many times the space of the file the weights of a type take on every target; 1 where a target can
+    store the file's own bytes.
+    """
+    return 1 if BLOCKS[kind.name].scales != PAIRS else _bits(kind) * kind.block / (8 * kind.bytes)
 
 
 class Gguf(AffineFormat):
@@ -48,17 +61,17 @@ class Gguf(AffineFormat):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line about types whose exact codes take much more space than the file."""
-        wide = {kind.name: _growth(kind) for kind in self._types.values() if _growth(kind) >= MUCH}
+        """A line about types whose codes take much more space than in the file, on every target."""
+        wide = {kind.name: kind for kind in self._types.values() if _growth(kind) >= MUCH}
         if not wide:
             return ()
         told = ", ".join(
-            f"{name} ({BLOCKS[name].bits} bits, {wide[name]:.1f} times)" for name in sorted(wide)
+            f"{name} ({BLOCKS[name].bits} bits, {_growth(kind):.1f} times)"
+            for name, kind in sorted(wide.items())
         )
-        return (
-            f"weights of {told} are kept exactly, in codes that take more space than the file: build with "
-            "--requantize q4 for small ones, at a loss",
-        )
+        shrinks = any(_bits(kind) > SMALL for kind in wide.values())
+        advice = ": build with --requantize q4 for small ones, at a loss" if shrinks else ""
+        return (f"weights of {told} keep their codes, which take more space than in the file{advice}",)
 
     def kind(self, tensor: str) -> str:
         """The matrix's type in GGUF, such as Q6_K."""
@@ -67,7 +80,8 @@ class Gguf(AffineFormat):
     def wanted(self, base: str, n: int, k: int) -> dict[str, RequiredTensor]:
         """The one tensor of a matrix, with rows of blocks."""
         kind = self._types[f"{base}.weight"]
-        return {f"{base}.weight": RequiredTensor((n, k // kind.block * kind.bytes), ("uint8",))}
+        shape = (n, k // kind.block * kind.bytes)
+        return {f"{base}.weight": RequiredTensor(shape, ("uint8",), (kind.block, kind.bytes))}
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
         """The codes of the blocks."""

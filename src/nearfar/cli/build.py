@@ -258,12 +258,13 @@ def build(
     made = build_shown(options, console)
     for path in made:
         console.print(f"[green]built[/] {path}", highlight=False)
-    from nearfar.cli.carried import carried_lines
+    from nearfar.cli.carried import lines_by_target
     from nearfar.edge_runtime.artifact.reader import Artifact
 
-    artifact = Artifact.open(made[0])
-    for line in carried_lines(artifact.data["quantization"]):
-        console.print(f"weights of the checkpoint: {line}", highlight=False)
+    artifacts = [Artifact.open(path) for path in made]
+    artifact = artifacts[0]
+    for line in lines_by_target({each.manifest.target: each.data["quantization"] for each in artifacts}):
+        console.print(line, highlight=False)
     if skipped := artifact.manifest.provenance.get("skipped"):
         parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
         console.print(f"left out: {parts}; only the text model is built", highlight=False)

@@ -27,3 +27,19 @@ def carried_lines(quantization: Mapping[str, Any], names: bool = False) -> list[
         if found:
             lines.append(f"{kind}{bound}: {len(found)} matrices{which}")
     return lines
+
+
+def lines_by_target(quantizations: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines about the weights of a quantized checkpoint for the artifacts of one build, by target.
+
+    A target that lacks a format rounds or requantizes what another one carries exactly. So the lines name the
+    targets where these differ.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for target, quantization in quantizations.items():
+        alike.setdefault(tuple(carried_lines(quantization)), []).append(target)
+    return [
+        f"weights of the checkpoint{' for ' + ', '.join(targets) if len(alike) > 1 else ''}: {line}"
+        for lines, targets in alike.items()
+        for line in lines
+    ]
