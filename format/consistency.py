@@ -11,7 +11,7 @@ from itertools import pairwise
 from nearfar.format import bundle_files
 from nearfar.format.buffers import buffers
 from nearfar.format.manifest import Function, Kernel, Manifest, Program, StoredMatrix, StoredRows, Tensor
-from nearfar.format.scales import HALF
+from nearfar.format.scales import CODE_BITS, FLOAT_BITS, GROUP_SIZES, HALF, SCALE_BITS, TABLE_BITS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.step.operation import problems_of
 from nearfar.step.shapes import Shapes
@@ -26,14 +26,6 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-CODE_BITS = (2, 3, 4, 5, 6, 8)
-"""Bits that a code can have."""
-GROUP_SIZES = (16, 32, 64, 128)
-"""Weights that can share a scale."""
-FLOAT_BITS = (16, 32)
-"""Bits of matrices that are not quantized."""
-TABLE_BITS = 4
-"""Bits of codes that a table gives values."""
 PLANNED = {"generate": ("step", "greedy", "sample", "logprobs"), "embed": ("step",)}
 """The functions that a program must have, by the model's task."""
 
@@ -164,7 +156,7 @@ def _is_scheme(rows: StoredMatrix | StoredRows, k: int) -> bool:
         rows.bits in CODE_BITS
         and rows.group_size in GROUP_SIZES
         and k % rows.group_size == long % rows.group_size == k % long == 0
-        and (scales.bits == HALF) == (scales.superblock == 0)
+        and (scales.bits in SCALE_BITS if scales.superblock else scales.bits == HALF)
         and (scales.table is None or (rows.bits == TABLE_BITS and not scales.offsets))
     )
 

@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+CODE_BITS = (2, 3, 4, 5, 6, 8)
+"""Bits that a code can have."""
+GROUP_SIZES = (16, 32, 64, 128)
+"""Numbers of inputs that can share a scale, or a scale and an offset."""
+FLOAT_BITS = (16, 32)
+"""Bits of the weights of a matrix that is not quantized."""
 HALF = 16
 """Bits of a float16."""
+SCALE_BITS = (4, 6, 8)
+"""Bits that an integer scale can have."""
 OF_KQUANTS = 256
 """The inputs of a superblock in llama.cpp's k-quants."""
 Table = Literal["iq4"]
@@ -16,6 +24,8 @@ TABLES: Mapping[Table, tuple[int, ...]] = {
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
 """The values of the codes 0, 1, … by table, each an integer of 8 bits. `iq4` is that of IQ4_NL and IQ4_XS."""
+TABLE_BITS = 4
+"""Bits of codes to which a table gives values."""
 VALUE_BITS = 8
 """Bits of a table's values, as codes that need no table."""
 

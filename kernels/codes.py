@@ -10,8 +10,6 @@ import numpy.typing as npt
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 
-BITS = (2, 3, 4, 5, 6, 8)
-
 
 def holds(k: int, bits: int) -> bool:
     """Whether rows of k codes can be packed: into whole words, and, if a code can cross two words, in whole

@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.format.scales import ALL, PAIRS, TABLES, VALUE_BITS, Scales, matrix_bytes
-from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
+from nearfar.format.scales import ALL, CODE_BITS, GROUP_SIZES, PAIRS, TABLES, VALUE_BITS, Scales, matrix_bytes
+from nearfar.kernels.codes import pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
-GROUPS = (16, 32, 64, 128)
-"""Group sizes: numbers of inputs that can share a scale and a bias."""
 
 
 @dataclass(frozen=True)
 class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
-    `bits` is one of codes.BITS for codes in groups of `group` inputs, whose scales are stored as `scales`
+    `bits` is one of CODE_BITS for codes in groups of `group` inputs, whose scales are stored as `scales`
     says; 32 or 16 for dense float32/float16. `stack`: the matrix is `stack` matrices [n/stack, k], one below
     the other. `pieces`: matrices with some of the rows each, in order, where the rows are not stored alike;
     `bits` and `group` are then those that could hold all of them.
@@ -62,7 +60,7 @@ class Matrix:
     @property
     def quantized(self) -> bool:
         """Whether the matrix holds integers with scales."""
-        return self.bits in BITS
+        return self.bits in CODE_BITS
 
     @property
     def value_bits(self) -> int:
@@ -103,13 +101,13 @@ class StorableMatrices:
     bits of theirs, because pieces take time.
     """
 
-    groups: tuple[int, ...] = GROUPS
+    groups: tuple[int, ...] = GROUP_SIZES
     scales: tuple[Scales, ...] = ALL
     pieces: bool = True
     widens: bool = False
 
     @staticmethod
-    def pairs(groups: tuple[int, ...] = GROUPS) -> StorableMatrices:
+    def pairs(groups: tuple[int, ...] = GROUP_SIZES) -> StorableMatrices:
         """What a target can store that has float16 pairs alone."""
         return StorableMatrices(groups, (PAIRS,), pieces=False)
 

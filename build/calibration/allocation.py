@@ -30,7 +30,7 @@ from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_floa
 from nearfar.build.weights.ways import squared_error, stored_as, ways
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
-from nearfar.kernels.codes import BITS
+from nearfar.format.scales import CODE_BITS
 from nearfar.kernels.quantized import Matrix
 from nearfar.step import ops
 from nearfar.step.operation import looked_up_in, multiplied_by
@@ -164,7 +164,7 @@ def _turned(expected: Array, found: Array) -> float:
 
 def _schemes(matrix: Matrix, source: Source) -> list[Scheme]:
     """The schemes that a quantized matrix may have: every number of bits in every way of storing scales."""
-    fitting = [bits for bits in BITS if Scheme(bits, matrix.group).fits(matrix.k)]
+    fitting = [bits for bits in CODE_BITS if Scheme(bits, matrix.group).fits(matrix.k)]
     return [way for bits in fitting for way in ways(Scheme(bits, matrix.group), matrix.k, source.storable)]
 
 
@@ -238,7 +238,7 @@ def _check_room(budget: int, least: int) -> None:
     if least > budget:
         raise BuildError(
             f"the requested size leaves {show_size(max(budget, 0))} for the matrices, which have "
-            f"{show_size(least)} with {min(BITS)} bits each: request more"
+            f"{show_size(least)} with {min(CODE_BITS)} bits each: request more"
         )
 
 

@@ -18,7 +18,7 @@ from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.ways import first_of, storable
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
-from nearfar.kernels.codes import BITS
+from nearfar.format.scales import CODE_BITS
 from nearfar.kernels.quantized import StorableMatrices
 
 METHODS = {
@@ -114,8 +114,10 @@ def _check_size(options: BuildOptions) -> None:
             f"--quant {options.quant} says the bits of every matrix, and {given[0]} what they have together: "
             "leave one out"
         )
-    if options.bits is not None and not min(BITS) <= options.bits <= max(BITS) + 1:
-        raise BuildError(f"--bits must be between {min(BITS)} and {max(BITS) + 1}, not {options.bits:g}")
+    if options.bits is not None and not min(CODE_BITS) <= options.bits <= max(CODE_BITS) + 1:
+        raise BuildError(
+            f"--bits must be between {min(CODE_BITS)} and {max(CODE_BITS) + 1}, not {options.bits:g}"
+        )
 
 
 def _experts(options: BuildOptions, solved: Solved) -> str:

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from nearfar.build.weights.levels import two_levels
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.format.scales import PAIRS, VALUE_BITS, Scales
-from nearfar.kernels.codes import BITS, holds
-from nearfar.kernels.quantized import GROUPS, Array, QuantTensor, values_of
+from nearfar.format.scales import CODE_BITS, GROUP_SIZES, PAIRS, VALUE_BITS, Scales
+from nearfar.kernels.codes import holds
+from nearfar.kernels.quantized import Array, QuantTensor, values_of
 
 F32 = npt.NDArray[np.float32]
 
@@ -52,7 +52,7 @@ METHOD = "alternating least squares from clipped ranges, float16 scale and bias 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A quantization scheme: `bits` out of BITS with `group_size` out of GROUPS, or bits 0 for no
+    """A quantization scheme: `bits` out of CODE_BITS with `group_size` out of GROUP_SIZES, or bits 0 for no
     quantization. `scales`: how the scales of the groups are stored.
     """
 
@@ -63,11 +63,11 @@ class Scheme:
     @staticmethod
     def parse(text: str, group_size: int = 64) -> Scheme:
         """Parse the command line's `--quant q4 --group-size 64`. Raises BuildError for unknown values."""
-        names = {**{f"q{bits}": bits for bits in BITS}, "none": 0}
+        names = {**{f"q{bits}": bits for bits in CODE_BITS}, "none": 0}
         if text not in names:
             raise BuildError(f"unknown quantization {text!r}: use {', '.join(names)}")
-        if group_size not in GROUPS:
-            raise BuildError(f"unknown group size {group_size}: use {', '.join(map(str, GROUPS))}")
+        if group_size not in GROUP_SIZES:
+            raise BuildError(f"unknown group size {group_size}: use {', '.join(map(str, GROUP_SIZES))}")
         return Scheme(names[text], group_size)
 
     @property

@@ -18,8 +18,8 @@ from nearfar.build.weights.quantized.gguf import Gguf
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS
 from nearfar.build.weights.stream import MatrixRows, WeightStream
 from nearfar.errors import BuildError
-from nearfar.format.scales import SYMMETRIC, VALUE_BITS
-from nearfar.kernels.quantized import GROUPS, QuantTensor, StorableMatrices
+from nearfar.format.scales import GROUP_SIZES, SYMMETRIC, VALUE_BITS
+from nearfar.kernels.quantized import QuantTensor, StorableMatrices
 from tests.support.gguf_files import MIXED, mixed, type_of
 from tests.support.paths import ROOT
 from tests.support.quantized import read_back
@@ -130,7 +130,7 @@ def test_what_a_target_holds_is_carried_over(kind: str, tmp_path: Path) -> None:
         blocks = BLOCKS[kind]
         bits = blocks.bits if not blocks.scales.table or blocks.scales in held.scales else VALUE_BITS
         assert {(m.bits, m.group) for m in found.matrices.values()} == {
-            (bits, min(blocks.group, max(GROUPS)))
+            (bits, min(blocks.group, max(GROUP_SIZES)))
         }
         assert {m.scales for m in source.matrices.values()} == {BLOCKS[kind].scales}
     assert source.keeps == set(source.quantized.tensors if source.quantized else ())

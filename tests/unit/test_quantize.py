@@ -7,11 +7,11 @@ import pytest
 from nearfar.build.weights.opening import open_checkpoint
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
-from nearfar.kernels.quantized import GROUPS
+from nearfar.format.scales import CODE_BITS, GROUP_SIZES
+from nearfar.kernels.codes import pack_codes, unpack_codes
 from tests.shared_data import shared_data
 
-SCHEMES = [Scheme(bits, group) for bits in BITS for group in GROUPS]
+SCHEMES = [Scheme(bits, group) for bits in CODE_BITS for group in GROUP_SIZES]
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-g{scheme.group_size}")
 
 
@@ -140,8 +140,8 @@ def test_less_error_than_mlx_on_trained_weights() -> None:
         assert squared_error(weight, scheme) < 0.95 * float(((theirs - weight) ** 2).sum())
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("bits", CODE_BITS)
+@pytest.mark.parametrize("group", GROUP_SIZES)
 def test_what_fits_can_be_packed(bits: int, group: int) -> None:
     """A scheme promises no more than its packing does: codes of 6 bits in rows of 48 are not whole words."""
     scheme, rng = Scheme(bits, group), np.random.default_rng(0)

@@ -17,8 +17,7 @@ from nearfar.build.weights.second_order import Curvature, error, quantize_second
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.ways import WAYS, storable, way, ways
 from nearfar.errors import BuildError
-from nearfar.format.scales import OF_GGUF, PAIRS, SYMMETRIC, Scales
-from nearfar.kernels.codes import BITS
+from nearfar.format.scales import CODE_BITS, OF_GGUF, PAIRS, SYMMETRIC, Scales
 from nearfar.kernels.quantized import Matrix, QuantTensor, StorableMatrices
 from tests.support.quantized import CONFIG, weights, write
 from tests.support.quantized_formats import gptq
@@ -51,7 +50,7 @@ def matrix(n: int = 24, k: int = 512) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_t(8, (n, k)).astype(np.float32) / 30, inputs.T @ inputs / len(inputs)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", CODE_BITS)
 @pytest.mark.parametrize(
     ("group", "k", "found"),
     [

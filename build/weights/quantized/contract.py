@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nearfar.build.weights.quantize import F32, Scheme
-from nearfar.format.scales import PAIRS, SYMMETRIC, Scales
-from nearfar.kernels.codes import BITS
-from nearfar.kernels.quantized import GROUPS, QuantTensor, StorableMatrices
+from nearfar.format.scales import CODE_BITS, GROUP_SIZES, PAIRS, SYMMETRIC, Scales
+from nearfar.kernels.quantized import QuantTensor, StorableMatrices
 
 Shape = tuple[int, ...]
 FINER = 2
@@ -112,11 +111,11 @@ def scheme_for(bits: int, group: int, k: int, centred: bool = False) -> Scheme |
 
     `centred`: the code 2^(bits - 1) stands for 0 in every group, so that scales need no offsets.
     """
-    wide = min((b for b in BITS if b >= bits), default=None)
+    wide = min((b for b in CODE_BITS if b >= bits), default=None)
     if wide is None:
         return None
     scales = SYMMETRIC if centred and wide == bits else PAIRS
-    found = [Scheme(wide, size, scales) for size in GROUPS if group % size == 0]
+    found = [Scheme(wide, size, scales) for size in GROUP_SIZES if group % size == 0]
     return max((s for s in found if s.fits(k)), key=lambda s: s.group_size, default=None)
 
 
@@ -138,7 +137,7 @@ def finer(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
     little more where their offsets differ: a weight changes by an eighth of a step of the checkpoint's codes,
     whose own error is up to a half.
     """
-    wide = min((bits for bits in BITS if bits >= scheme.linear.bits + FINER), default=None)
+    wide = min((bits for bits in CODE_BITS if bits >= scheme.linear.bits + FINER), default=None)
     return None if wide is None else Scheme(wide, min(groups))
 
 

@@ -9,8 +9,7 @@ from nearfar.build.weights.gguf.header import Type
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat
 from nearfar.build.weights.quantized.contract import RequiredTensor
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
-from nearfar.format.scales import PAIRS
-from nearfar.kernels.quantized import GROUPS
+from nearfar.format.scales import GROUP_SIZES, PAIRS
 from nearfar.step.reading import DRAFTS
 
 MUCH = 1.5
@@ -24,7 +23,7 @@ SMALL = 4 + 32 / GROUP_SIZE
 def _bits(kind: Type) -> float:
     """Bits of a weight of a type with a float16 scale and offset in each group."""
     blocks = BLOCKS[kind.name]
-    return blocks.bits + 32 / min(blocks.group, GROUPS[-1])
+    return blocks.bits + 32 / min(blocks.group, GROUP_SIZES[-1])
 
 
 def _growth(kind: Type) -> float:

@@ -21,8 +21,8 @@ from nearfar.build.weights.quantized.affine import Affine, AffineFormat, base_of
 from nearfar.build.weights.quantized.contract import Carried, RequiredTensor
 from nearfar.build.weights.quantized.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.errors import CheckpointError
-from nearfar.format.scales import PAIRS, Scales
-from nearfar.kernels.codes import BITS, unpack_codes
+from nearfar.format.scales import CODE_BITS, PAIRS, Scales
+from nearfar.kernels.codes import unpack_codes
 from nearfar.kernels.quantized import QuantTensor
 
 Mode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
@@ -31,8 +31,9 @@ GROUPS = (32, 64, 128)
 FIXED: dict[str, tuple[int, int]] = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 """Bits and group size of the modes in which these are fixed."""
 OURS = (
-    f"use a checkpoint with bits {', '.join(map(str, BITS))}, group_size {', '.join(map(str, GROUPS))} and "
-    "mode affine, or one of mode mxfp4, nvfp4 or mxfp8, or the unquantized original"
+    f"use a checkpoint with bits {', '.join(map(str, CODE_BITS))}, "
+    f"group_size {', '.join(map(str, GROUPS))} and mode affine, or one of mode "
+    "mxfp4, nvfp4 or mxfp8, or the unquantized original"
 )
 
 
@@ -143,7 +144,7 @@ def _setting(where: str, settings: Mapping[str, Any]) -> MatrixSetting:
     bits, group, mode = settings.get("bits"), settings.get("group_size"), settings.get("mode", "affine")
     if _is_fixed(mode) and (bits, group) == FIXED[mode]:
         return MatrixSetting(*FIXED[mode], mode)
-    if mode != "affine" or type(bits) is not int or bits not in BITS or group not in GROUPS:
+    if mode != "affine" or type(bits) is not int or bits not in CODE_BITS or group not in GROUPS:
         raise CheckpointError(f"config.json: {where} has {_show(settings)}, which is not read: {OURS}")
     return MatrixSetting(bits, int(group))
 

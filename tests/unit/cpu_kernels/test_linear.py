@@ -15,8 +15,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
-from nearfar.format.scales import IQ4, OF_GGUF, PAIRS, SYMMETRIC
-from nearfar.kernels.codes import BITS
+from nearfar.format.scales import CODE_BITS, IQ4, OF_GGUF, PAIRS, SYMMETRIC
 from nearfar.kernels.jobs import Activation, Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.kernels.dot import lines, turn
@@ -38,7 +37,7 @@ def tolerance(job: Linear) -> float:
 
 PLAIN = share([
     *(linear(m, Matrix(48, 256, bits, group), norm=1e-5, residual=True)
-      for bits in BITS for m, group in ((1, 16), (1, 32), (1, 64), (1, 128), (16, 16), (16, 64))),
+      for bits in CODE_BITS for m, group in ((1, 16), (1, 32), (1, 64), (1, 128), (16, 16), (16, 64))),
     *(linear(m, Matrix(512, 192, bits, 64), norm=1e-5, residual=True)
       for bits in (4, 5, 8) for m in (4, 6, 64)),
     *(linear(m, Matrix(64, 172, bits), residual=True) for bits in (16, 32) for m in (1, 4, 16, 64)),
@@ -94,7 +93,7 @@ MANY_ROWS = share([
     *(linear(m, Matrix(n, k, bits, group, scales=how), norm=1e-5, residual=True)
       for (bits, group, k, how), (n, m) in paired(
           [*((bits, group, 512, how) for bits, group, how in STORED_AS), *ODD,
-           *((bits, 64, 192, PAIRS) for bits in BITS), (4, 32, 96, SYMMETRIC), (8, 16, 48, SYMMETRIC)],
+           *((bits, 64, 192, PAIRS) for bits in CODE_BITS), (4, 32, 96, SYMMETRIC), (8, 16, 48, SYMMETRIC)],
           ((35, 32), (48, 64), (16, 288)))),
     linear(32, Matrix(96, 256, 4, 32, scales=STORED_AS[5][2]), gate="silu", bias=True, residual=True),
     linear(64, Matrix.of([Matrix(40, 256, bits, group, scales=how) for bits, group, how in STORED_AS[-4:]]),
@@ -218,7 +217,7 @@ def test_gguf_types_without_padding_have_the_bytes_of_the_file():
         assert part.bytes == 32 * 512 // weights * size
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", CODE_BITS)
 def test_packed_matrices_have_the_true_number_of_bits(bits):
     matrix = Matrix(32, 256, bits, 64)
     (part,) = KERNELS.parts(matrix)

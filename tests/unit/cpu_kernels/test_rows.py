@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.kernels.codes import BITS
+from nearfar.format.scales import CODE_BITS
 from nearfar.kernels.jobs import Embed, Norm
 from nearfar.kernels.quantized import Matrix
 from tests.support.cpu_jobs import CpuJobs, inputs_of
@@ -15,7 +15,7 @@ from tests.support.turns import share
 
 EMBED = share([
     *(Embed(4, Matrix(70, 256, bits, group), scale)
-      for bits in BITS for group in (16, 32, 64, 128) for scale in (1.0, 22.625)),
+      for bits in CODE_BITS for group in (16, 32, 64, 128) for scale in (1.0, 22.625)),
     *(Embed(m, Matrix(515, 172, bits), scale) for bits in (16, 32) for m in (1, 64) for scale in (1.0, 0.5)),
     Embed(64, Matrix(35, 96, 5, 16)), Embed(1, Matrix(35, 96, 3, 16)),
 ], 3)  # fmt: skip

@@ -10,7 +10,7 @@ pytest.importorskip("tvm")
 from nearfar.errors import BuildError
 from nearfar.format.machines import architecture
 from nearfar.format.processor import cpu_flags
-from nearfar.kernels.codes import BITS
+from nearfar.format.scales import CODE_BITS
 from nearfar.kernels.jobs import Embed, Linear, Norm
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
@@ -23,7 +23,7 @@ FIRST = BASELINE[HERE]
 OTHERS = [unit for unit in UNITS.values() if unit.architecture == HERE and unit != FIRST]
 JOBS = share([
     *(Linear(m, Matrix(48, 256, bits, group), "float32", "float32", norm=1e-5, residual=True)
-      for bits, (m, group) in paired(BITS, ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128)))),
+      for bits, (m, group) in paired(CODE_BITS, ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128)))),
     *(Linear(m, Matrix(40, 256, bits, group, scales=how), "float32", "float32", norm=1e-5)
       for (bits, group, how), m in paired(STORED_AS, (1, 4, 16))),
     *(Embed(4, Matrix(40, 512, bits, group, scales=how)) for bits, group, how in STORED_AS[::2]),

@@ -1,17 +1,18 @@
-import type { QuantizationRecord, ScalesRecord, StoredRowsRecord } from "../format/constants.js";
+import {
+  CODE_BITS,
+  FLOAT_BITS,
+  GROUP_SIZES,
+  HALF,
+  type QuantizationRecord,
+  SCALE_BITS,
+  type ScalesRecord,
+  type StoredRowsRecord,
+  TABLE_BITS,
+} from "../format/constants.js";
 import { ArtifactError } from "../protocol/errors.js";
 import { type Field, show } from "./json.js";
 
 /** Checks that every matrix of a manifest is stored in a scheme of the format, as format/consistency.py does. */
-
-const CODE_BITS = [2, 3, 4, 5, 6, 8];
-const GROUP_SIZES = [16, 32, 64, 128];
-const FLOAT_BITS = [16, 32];
-const SCALE_BITS = [4, 6, 8];
-/** Bits of a scale that is a float16. */
-const HALF = 16;
-/** Bits of codes that a table gives values. */
-const TABLE_BITS = 4;
 
 interface Rows {
   readonly bits: number;
@@ -57,15 +58,19 @@ function readRows(field: Field<Pick<StoredRowsRecord, "bits" | "scales"> & { gro
 
 /** Whether rows of k weights can be stored so: floats, or codes in whole groups and whole superblocks. */
 function isScheme({ bits, group, scales }: Rows, k: number): boolean {
-  if (group === 0) return FLOAT_BITS.includes(bits);
+  if (group === 0) return among(FLOAT_BITS, bits);
   const long = scales.superblock || group;
   return (
-    CODE_BITS.includes(bits) &&
-    GROUP_SIZES.includes(group) &&
+    among(CODE_BITS, bits) &&
+    among(GROUP_SIZES, group) &&
     [k % group, long % group, k % long].every((rest) => rest === 0) &&
-    (scales.superblock === 0 ? scales.bits === HALF : SCALE_BITS.includes(scales.bits)) &&
+    (scales.superblock === 0 ? scales.bits === HALF : among(SCALE_BITS, scales.bits)) &&
     (scales.table === null || (bits === TABLE_BITS && !scales.offsets))
   );
+}
+
+function among(numbers: readonly number[], number: number): boolean {
+  return numbers.includes(number);
 }
 
 function words({ bits, group, scales }: Rows): string {
