@@ -50,6 +50,7 @@ class Compiler(Generic[Made]):
         self._wanted: deque[tuple[str, Kernel]] = deque()
         self._later: deque[tuple[str, Kernel]] = deque()
         self._running: set[threading.Thread] = set()
+        self._started: list[threading.Thread] = []  # those in `_running`, and others that may not have ended
         self._closed = False
         self._fresh = False  # a pipeline was made since `rest` was last called
 
@@ -62,12 +63,14 @@ class Compiler(Generic[Made]):
         with self._lock:
             asked = [self._ask(name, kernel, later) for name, kernel in kernels]
             missing = min(self._threads, len(self._wanted) + len(self._later)) - len(self._running)
+            self._started = [thread for thread in self._started if thread.is_alive()]
             for _ in range(missing):
                 # The thread is started before close() can find it: a thread that has not been started cannot
                 # be joined.
                 thread = threading.Thread(target=self._work, name="nearfar-compile", daemon=True)
                 thread.start()
                 self._running.add(thread)
+                self._started.append(thread)
         return asked
 
     def made(self) -> list[Made]:
@@ -83,10 +86,10 @@ class Compiler(Generic[Made]):
         """
         with self._lock:
             self._closed = True
-            running = list(self._running)
+            started = list(self._started)
             for future in self._futures.values():
                 future.cancel()
-        for thread in running:
+        for thread in started:
             thread.join()
         if self._rest is not None and self._fresh:
             self._fresh = False

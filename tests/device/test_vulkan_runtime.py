@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -396,7 +397,7 @@ def test_the_pipeline_cache_is_kept_and_a_damaged_one_ignored(
 
 
 LEAKS = """
-import gc, json, sys, psutil
+import gc, json, sys, threading, time, psutil
 from nearfar.edge_runtime import Engine, SamplingParams, devices
 
 def opened(number):
@@ -405,31 +406,52 @@ def opened(number):
             assert len(list(made.generate([1, 5, 7], SamplingParams(temperature=0, max_tokens=2)))) == 2
 
 def measure():
+    # A thread of asyncio.to_thread that a busy processor holds up still has its result, the loaded engine.
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(60)
     gc.collect()
     process = psutil.Process()
     return process.memory_info().rss, process.num_fds(), process.num_threads(), len(gc.get_objects())
 
+def settled(before):
+    # The system counts a thread that has ended for a moment longer.
+    end = time.monotonic() + 60
+    while True:
+        found = measure()
+        if found[1] <= before[1] and found[2] <= before[2] or time.monotonic() > end:
+            return found
+        time.sleep(0.05)
+
 count = int(sys.argv[2])
 for number in range(40):  # until allocators and caches have what they want
     opened(number)
-before = measure()
-for number in range(count):
-    opened(number)
-print(json.dumps([before, measure()]))
+found = [measure()]
+for _ in range(2):
+    for number in range(count):
+        opened(number)
+    found.append(settled(found[0]))
+print(json.dumps(found))
 """
 
 
 @pytest.mark.alone  # the test counts threads, objects and bytes of a process, so it runs alone
 def test_engines_opened_and_closed_leak_nothing(built: Built) -> None:
-    """The process's threads share one heap: glibc's heap of each thread would grow over hundreds of engines
+    """A leak grows with each engine: objects and bytes that come once, in one half of the engines, are none.
+
+    The process's threads share one heap: glibc's heap of each thread would grow over hundreds of engines
     and hide leaks.
     """
-    command = [sys.executable, "-c", LEAKS, str(built("stories260K", "none") / "vulkan"), str(ENGINES)]
+    half = ENGINES // 2
+    command = [sys.executable, "-c", LEAKS, str(built("stories260K", "none") / "vulkan"), str(half)]
     done = subprocess.run(
         command, env={**os.environ, "MALLOC_ARENA_MAX": "1"}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    before, after = json.loads(done.stdout)
-    assert after[1:3] == before[1:3], "file handles, threads"
-    assert after[3] - before[3] < ENGINES, "objects of Python"
-    assert after[0] - before[0] < 8 << 20, "bytes; that is less than one engine takes"
+    found = json.loads(done.stdout)
+    size, handles, threads, objects = zip(*found, strict=True)
+    assert handles[-1] <= handles[0], found
+    assert threads[-1] <= threads[0], found
+    assert min(later - before for before, later in pairwise(objects)) < half, found
+    # less than one engine takes
+    assert min(later - before for before, later in pairwise(size)) < 4 << 20, found

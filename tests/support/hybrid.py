@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socketserver
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,11 +96,14 @@ def codes(told: Provenance) -> list[str]:
 
 
 class Odd:
-    """A server that answers every request with the same bytes, and waits before it closes."""
+    """A server that answers every request with the same bytes; with `silent` it closes the connection only
+    when the server is closed.
+    """
 
-    def __init__(self, status: str, body: str, wait: float = 0.0) -> None:
+    def __init__(self, status: str, body: str, silent: bool = False) -> None:
         answer = f"HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{body}".encode()  # noqa: E501
         self.requests: list[bytes] = []
+        self._over = threading.Event()
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(handler) -> None:
@@ -116,7 +118,8 @@ class Odd:
                 self.requests.append(head + handler.rfile.read(length))
                 handler.wfile.write(answer)
                 handler.wfile.flush()
-                time.sleep(wait)
+                if silent:
+                    self._over.wait(60)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -126,5 +129,6 @@ class Odd:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._server.shutdown()
         self._server.server_close()

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 LIMIT = 60.0
 """Seconds after which a forked process counts as hung."""
 
@@ -32,6 +34,15 @@ def pool_thread_ids() -> set[str]:
             if file.read_text().strip() == "nearfar-cpu":
                 found.add(file.parent.name)
     return found
+
+
+def descendants_run(process: psutil.Process, text: str) -> bool:
+    """Whether a descendant of the process has this text in its command. A descendant may end meanwhile."""
+    for each in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # also of a zombie
+            if text in " ".join(each.cmdline()):
+                return True
+    return False
 
 
 def asleep(threads: set[str]) -> bool:

@@ -243,14 +243,12 @@ async def test_closing_a_stream_stops_the_request(engine: AsyncEngine) -> None:
         async for chunk in stream:
             if chunk.choices[0].delta.content:
                 break
-    await asyncio.sleep(0.05)
     assert not engine.core.scheduler.running
     task = asyncio.create_task(engine.chat.completions.create(HELLO, temperature=0, ignore_eos=True))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.sleep(0.05)
     assert not engine.core.scheduler.running
 
 

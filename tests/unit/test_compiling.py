@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -145,6 +146,25 @@ def test_closing_beside_a_beginning_waits_for_its_threads() -> None:
         compiler.close()
         beginning.join(PATIENCE)
         assert not any(thread.name == "nearfar-compile" for thread in threading.enumerate())
+
+
+class Lingering(threading.Thread):
+    """A thread that runs a moment longer than its work, as on a busy machine."""
+
+    def run(self) -> None:
+        super().run()
+        time.sleep(0.05)
+
+
+def test_closing_waits_for_a_thread_that_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", Lingering)
+    compiler = Compiler(lambda name, _: name, 1)
+    (made,) = compiler.begin([kernel("a")])
+    assert made.result(PATIENCE) == "a"
+    while compiler._running:
+        pass
+    compiler.close()
+    assert not any(thread.name == "nearfar-compile" for thread in threading.enumerate())
 
 
 class Compiled(NumpyExecutor):

@@ -176,8 +176,10 @@ async def test_the_store_counts_as_a_server_by_itself_does(store: RedisServer) -
 async def test_claims_at_the_same_time_get_no_more_than_there_is(store: RedisServer) -> None:
     fronts = [await open_store(store.url, OwnCounts(2)) for _ in range(2)]
     account = Account("alice", "requests", 50)
+    began = time.monotonic()
     waits = await asyncio.gather(*(fronts[index % 2].claim(account, 1) for index in range(200)))
-    assert 50 <= waits.count(0) <= 51
+    filled = (time.monotonic() - began) * 50 / 60  # claims that have become available since the first one
+    assert 50 <= waits.count(0) <= 51 + filled
     for front in fronts:
         await front.close()
 

@@ -30,10 +30,12 @@ def test_script(script: dict[str, Any]) -> None:
 @pytest.mark.parametrize("script", PLAYED, ids=[script["name"] for script in PLAYED])
 async def test_script_through_the_client(script: dict[str, Any]) -> None:
     parts, rules = parts_of(script), script["rules"]
+    # A busy machine is silent for a while, too: only scripts with a timeout wait for one.
+    silence = 0.4 if any("timeout" in event.split() for event, _ in script["steps"]) else 20
     policy = Policy.parse({
         "mode": f"prefer_{script['begin']}", "after_cut": rules["after_cut"], "escalation": "off",
         "retry": {"base": 0.001, "before_fallback": rules["before_fallback"]},
-        "timeouts": {"connect": 5, "first_token": 0.4, "between": 0.4},
+        "timeouts": {"connect": 5, "first_token": silence, "between": silence},
     })  # fmt: skip
     with ScriptedServer(parts["device"]) as device, ScriptedServer(parts["cloud"]) as cloud:
         sides: dict[str, Any] = {

@@ -239,6 +239,7 @@ def test_two_fronts_grant_a_key_its_limits_together(server: RunningServer, tmp_p
             (tmp_path / name).mkdir()
             fronts.append(Front(server, tmp_path / name, "--keys", str(keys), "--fronts", "2"))
         body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
+        began = time.monotonic()
         statuses = [
             httpx.post(
                 f"{front.url}/v1/completions",
@@ -249,11 +250,12 @@ def test_two_fronts_grant_a_key_its_limits_together(server: RunningServer, tmp_p
             for _ in range(5)
             for front in fronts
         ]
+        filled = (time.monotonic() - began) * 6 / 60  # requests that have become available meanwhile
     finally:
         for front in fronts:
             front.close()
-    assert set(statuses) == {200, 429}
-    assert 6 <= statuses.count(200) <= 8  # a minute passes while the test runs
+    assert set(statuses) <= {200, 429}
+    assert 6 <= statuses.count(200) <= 6 + filled
 
 
 # Streams that have nothing to say

@@ -218,12 +218,14 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
         done = await asyncio.gather(*waiting, return_exceptions=True)
         assert sum(isinstance(error, OverloadError) for error in done) >= 1
         # A child that gets no processor time for too long is given up: the server is at fault, not the job.
-        pool.spec = replace(pool.spec, patience=0.6)
         assert (await pool.run(job("ab")))["tail"] == "ab"
+        patient = pool.spec
+        pool.spec = replace(patient, patience=0.6)
         (process,) = [child._process for child in pool._children if child._process is not None]
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(OverloadError, match=r"too little processor time for 0\.6 seconds"):
             await pool.run(job("gh"))
+        pool.spec = patient
         assert (await pool.run(job("gh")))["tail"] == "gh"
     finally:
         await pool.close()

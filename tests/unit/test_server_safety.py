@@ -117,7 +117,7 @@ async def test_after_many_requests_everything_is_back_where_it_was(rig: Rig, ser
             for start in range(0, count, 20):
                 await asyncio.gather(*(one(http, start + at) for at in range(20)))
         await rig.nothing_left()
-        for _ in range(100):  # the server sees the closed connections a little later
+        for _ in range(1500):  # the server sees the closed connections a little later
             if not server.connections:
                 break
             await asyncio.sleep(0.02)
@@ -125,5 +125,10 @@ async def test_after_many_requests_everything_is_back_where_it_was(rig: Rig, ser
 
     before = await many(20)
     after = await many(60)
-    assert after == before
+    for _ in range(1500):  # a task or a file of the last connection may end a little later
+        if not any(after[name] > held for name, held in before.items()):
+            break
+        await asyncio.sleep(0.02)
+        after = footprint(server)
+    assert {name: held for name, held in after.items() if held > before[name]} == {}, (before, after)
     assert before["calls"] == before["streams"] == 0

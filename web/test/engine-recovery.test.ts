@@ -173,7 +173,7 @@ describe("a device that is lost", () => {
       finish: () => told.push("finish"),
       fail: () => told.push("fail"),
     });
-    await expect.poll(() => open.length).toBe(1);
+    await expect.poll(() => open.length, { timeout: 20_000 }).toBe(1);
     core.cancel(request);
     const other = generate(core, prompt(12));
     open(new Weak(1000));

@@ -13,6 +13,9 @@ import {
 } from "../src/routing/index.js";
 import { FakeCloud, FakeDevice, TEXT, WORDS } from "./support/sides.js";
 
+/** Milliseconds within which a side hears that it is left. */
+const PATIENCE_MS = 20_000;
+
 const MESSAGES = [{ role: "user", content: "Recite." }];
 const HINTS = { read: () => ({ online: true, battery: null, charging: null, metered: null }) };
 const QUICK = { retry: { base: 0.001, cap: 0.002 }, ttft: null };
@@ -199,7 +202,7 @@ describe("a stream", () => {
       x_nearfar: { mode },
     });
     for await (const chunk of chunks) if (chunk.choices[0]?.delta.content) break;
-    await vi.waitFor(() => expect(side === "device" ? device.ended : cloud.aborted).toBe(1));
+    await vi.waitFor(() => expect(side === "device" ? device.ended : cloud.aborted).toBe(1), PATIENCE_MS);
     expect(records).toMatchObject([{ outcome: { finish: null, error: "stopped" } }]);
   });
 
@@ -224,7 +227,7 @@ describe("a stream", () => {
     const failure = await read.catch((error: unknown) => error);
     expect(failure).toBe(controller.signal.reason);
     expect(failure).toMatchObject({ name: reason?.name ?? "AbortError" });
-    if (mode === "cloud_only") await vi.waitFor(() => expect(cloud.aborted).toBe(1));
+    if (mode === "cloud_only") await vi.waitFor(() => expect(cloud.aborted).toBe(1), PATIENCE_MS);
     expect(records).toMatchObject([{ outcome: { finish: null, error: "stopped" } }]);
   });
 });
@@ -326,7 +329,7 @@ describe("the cloud fails", () => {
   });
 
   test("it has too much to do: the device answers now, the cloud is not asked before its time", async () => {
-    cloud.refusals = { status: 429, headers: { "retry-after": "1" }, count: 1 };
+    cloud.refusals = { status: 429, headers: { "retry-after": "60" }, count: 1 };
     const made = client();
     expect((await ask(made)).x_nearfar).toMatchObject({ route: "device", degraded: true });
     expect((await ask(made)).x_nearfar.reasons.at(-1)).toMatchObject({ code: "retry_after" });
@@ -384,7 +387,7 @@ describe("the cloud fails", () => {
     cloud.stallAfter = 4;
     const chunks = await streamed(client({ policy: { timeouts: { between: 0.1 } } }));
     expect(textOf(chunks)).toBe(TEXT);
-    await vi.waitFor(() => expect(cloud.aborted).toBe(1));
+    await vi.waitFor(() => expect(cloud.aborted).toBe(1), PATIENCE_MS);
   });
 
   test("a tool call cannot be taken over in the middle", async () => {
@@ -487,12 +490,12 @@ describe("escalation", () => {
 
 describe("hedging", () => {
   test("the faster side answers, the other one is ended", async () => {
-    device.delay = 300;
+    device.delay = 2000;
     const chunks = await streamed(client({ policy: { hedge_seconds: 0.02 } }));
     expect(textOf(chunks)).toBe(TEXT);
     expect(chunks.at(-1)?.x_nearfar).toMatchObject({ route: "cloud", path: ["cloud"] });
     expect(chunks.at(-1)?.x_nearfar?.reasons.at(-1)).toMatchObject({ code: "hedged" });
-    await vi.waitFor(() => expect(device.ended).toBe(1));
+    await vi.waitFor(() => expect(device.ended).toBe(1), PATIENCE_MS);
   });
 
   test("a quick side is alone", async () => {

@@ -263,7 +263,7 @@ describe("shards", () => {
     handler = (index, attempt, response) => void held.push(() => serve(index, attempt, response));
     const stream = streamShards(base, SHARDS, { cache: null });
     const first = stream.next();
-    await vi.waitFor(() => expect(requests).toEqual([0, 1]));
+    await vi.waitFor(() => expect(requests).toEqual([0, 1]), 20_000);
     for (const answer of held) answer();
     expect((await first).value).toEqual(CONTENTS[0]);
     await stream.return(undefined);

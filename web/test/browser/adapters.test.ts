@@ -112,7 +112,7 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 180_000 }, () 
       globalThis.unmountApp = () => root.unmount();
     }, content);
     await page.waitForFunction(() => document.querySelector("i")?.textContent === "ready");
-    expect(page.workers().length).toBe(1);
+    await expect.poll(() => page.workers().length, { timeout: 30_000 }).toBe(1);
     expect(server.requests.filter((path) => path === "toy/manifest.json").length).toBe(1);
     await page.click("button");
     await page.waitForFunction((text) => document.querySelector("p")?.textContent === text, answer);

@@ -266,6 +266,10 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
       return isHeld;
     };
     const loading = at.page.evaluate(async () => {
+      // A worker that does not end by itself is ended after two seconds: here after two minutes.
+      const { setTimeout: after } = globalThis;
+      globalThis.setTimeout = ((work: () => void, ms: number) =>
+        after(work, ms === 2000 ? 120_000 : ms)) as typeof setTimeout;
       const controller = new AbortController();
       let aborted = 0;
       globalThis.abortLoad = () => {
@@ -283,7 +287,7 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
     await at.page.evaluate(() => globalThis.abortLoad());
     const result = await loading;
     expect(result.name).toBe("AbortError");
-    expect(result.took).toBeLessThan(1900);
+    expect(result.took).toBeLessThan(60_000);
   });
 
   test("a strict policy needs the worker's file alone", async () => {

@@ -130,7 +130,7 @@ describe.skipIf(!CHROMIUM)("one model for several pages", { timeout: 120_000 }, 
     const told = await at.page.evaluate(async () => {
       const port = (): MessagePort => new SharedWorker("/shared.js", { type: "module" }).port;
       const worker = (): nearfar.WorkerPort => nearfarPackage.sharedEngine(port());
-      const engine = await nearfarPackage.createEngine("/toy/", { worker, patience: 2 });
+      const engine = await nearfarPackage.createEngine("/toy/", { worker, patience: 4 });
       const ask = { prompt: "q", max_tokens: 9, temperature: 0 };
       port().postMessage("die");
       const codeOf = (call: Promise<unknown>): Promise<string> =>
@@ -152,7 +152,7 @@ describe.skipIf(!CHROMIUM)("one model for several pages", { timeout: 120_000 }, 
       await engine.reload();
       const answer = await engine.completions.create(ask);
       await engine.dispose();
-      return { during, after, atOnce: waited < 1000, text: answer.choices[0]?.text };
+      return { during, after, atOnce: waited < 3000, text: answer.choices[0]?.text };
     });
     const failed = Array.from({ length: 4 }, () => "worker-failed");
     expect(told).toEqual({ during: failed, after: failed, atOnce: true, text: expectedText("q", 9) });

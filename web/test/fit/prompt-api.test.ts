@@ -59,7 +59,7 @@ describe("the Prompt API on the device", () => {
       go = resolve;
     });
     const both = [LanguageModel.create({ monitor }), LanguageModel.create()];
-    await vi.waitFor(async () => expect(await LanguageModel.availability()).toBe("downloading"));
+    await vi.waitFor(async () => expect(await LanguageModel.availability()).toBe("downloading"), 20_000);
     go();
     await Promise.all(both);
     expect(await LanguageModel.availability()).toBe("available");
@@ -206,7 +206,7 @@ describe("the Prompt API on the device", () => {
     const controller = new AbortController();
     const reason = new Error("enough");
     const created = LanguageModel.create({ signal: controller.signal });
-    await vi.waitFor(async () => expect(await LanguageModel.availability()).toBe("downloading"));
+    await vi.waitFor(async () => expect(await LanguageModel.availability()).toBe("downloading"), 20_000);
     controller.abort(reason);
     expect(await failure(created)).toBe(reason);
     server.intercept = () => false;

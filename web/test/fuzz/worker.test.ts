@@ -35,7 +35,7 @@ test("the worker answers what makes no sense, and goes on", async () => {
       ]);
       said.length = 0;
       hear({ data: { type: "dispose" } });
-      await vi.waitFor(() => expect(said).toContainEqual({ type: "disposed", stats: null }));
+      await vi.waitFor(() => expect(said).toContainEqual({ type: "disposed", stats: null }), 30_000);
     }),
     effort(40),
   );
