@@ -21,7 +21,6 @@ from nearfar.format import (
     plans,
     requests,
     sampler,
-    scales,
     seal,
     service_fields,
     sizes,
@@ -74,9 +73,6 @@ def _constants() -> Iterator[str]:
     yield _constant("NEARNESS", adapters.NEARNESS, told["NEARNESS"])
     yield _constant("FUNCTIONS", consistency.PLANNED["generate"], "What a program can run.")
     yield _constant("DTYPE_BYTES", consistency.DTYPE_BYTES, "Bytes of an element of each dtype.")
-    said = meanings(scales)
-    for name in ("CODE_BITS", "GROUP_SIZES", "FLOAT_BITS", "HALF", "SCALE_BITS", "TABLE_BITS"):
-        yield _constant(name, getattr(scales, name), said[name])
     said = meanings(kv)
     for name in ("BITS", "GROUPS"):
         yield _constant(f"KV_{name}", getattr(kv, name), said[name])

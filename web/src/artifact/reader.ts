@@ -26,7 +26,6 @@ import {
   type RopeInfo,
   type SealedManifest,
 } from "./manifest.js";
-import { checkSchemes } from "./schemes.js";
 
 const DTYPES = Object.keys(format.DTYPE_BYTES) as Dtype[];
 
@@ -81,7 +80,6 @@ export function parseManifest(text: string): Manifest {
     ),
   };
   checkManifest(manifest);
-  checkSchemes(root.at("quantization"));
   return manifest;
 }
 

@@ -129,24 +129,6 @@ export const DTYPE_BYTES = {
   uint8: 1,
 } as const;
 
-/** Bits that a code can have. */
-export const CODE_BITS = [2, 3, 4, 5, 6, 8] as const;
-
-/** Numbers of inputs that can share a scale, or a scale and an offset. */
-export const GROUP_SIZES = [16, 32, 64, 128] as const;
-
-/** Bits of the weights of a matrix that is not quantized. */
-export const FLOAT_BITS = [16, 32] as const;
-
-/** Bits of a float16. */
-export const HALF = 16;
-
-/** Bits that an integer scale can have. */
-export const SCALE_BITS = [4, 6, 8] as const;
-
-/** Bits of codes to which a table gives values. */
-export const TABLE_BITS = 4;
-
 /** Bits of a code, by the dtype of a quantized cache. */
 export const KV_BITS = {
   int8: 8,
