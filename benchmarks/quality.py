@@ -4,9 +4,11 @@ calibrated quantizers of mlx_lm, and llama.cpp's types with and without its impo
 Every quantizer runs in a process of its own with one thread (benchmarks/peers/quantized.py), and every
 calibrated one with the text that comes with nearfar, or that of --calibrate. What it gives is dequantized
 and runs in transformers, float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are
-those of all matrices as they are stored; norms stay floats. Beside each row of a peer is the best row of
-nearfar with no more bytes; --fit asks nearfar for a model of just each peer's bytes, too, and --sizes for
-models of these bytes.
+those of all matrices as they are stored; norms stay floats. --divergence adds the mean Kullback-Leibler
+divergence of the next token's distribution from the float model's, which still tells rows apart where
+perplexities differ by less than their noise. Beside each row of a peer is the best row of nearfar with no
+more bytes; --fit asks nearfar for a model of just each peer's bytes, too, and --sizes for models of these
+bytes.
 
     python benchmarks/quality.py [--model DIR] [--text FILE ...] [--only PATTERN,...] [--llama-tools DIR]
 
@@ -24,8 +26,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +119,32 @@ def windows(model: Path, text: Path, limit: int | None) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def perplexity(model: PreTrainedModel, parts: list[torch.Tensor]) -> float:
-    """Give exp of the mean negative log-likelihood of every token but each window's first."""
-    total, count = 0.0, 0
+def answers(model: PreTrainedModel, parts: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the log-probabilities [tokens, vocabulary] of every token but each window's first."""
     for part in parts:
-        logits = model(part).logits[0, :-1].float()
-        total += torch.nn.functional.cross_entropy(logits, part[0, 1:], reduction="sum").item()
-        count += part.shape[1] - 1
-    return math.exp(total / count)
+        yield model(part).logits[0, :-1].float().log_softmax(-1)
+
+
+def scores(
+    found: Iterable[torch.Tensor], parts: list[torch.Tensor], expected: Iterable[torch.Tensor] | None
+) -> tuple[float, float | None]:
+    """Give the perplexity, exp of the mean negative log-likelihood, and the mean over positions of the
+    divergence of the answers `found` from `expected`, those of the float model; None without these.
+    """
+    total, apart, count = 0.0, 0.0, 0
+    for part, given, wanted in zip(
+        parts, found, repeat(None) if expected is None else expected, strict=False
+    ):
+        total += torch.nn.functional.nll_loss(given, part[0, 1:], reduction="sum").item()
+        count += len(given)
+        if wanted is not None:
+            apart += (wanted.exp() * (wanted - given)).sum(dtype=torch.float64).item()
+    return math.exp(total / count), None if expected is None else apart / count
+
+
+def perplexity(model: PreTrainedModel, parts: list[torch.Tensor]) -> float:
+    """The perplexity of a model on windows of tokens."""
+    return scores(answers(model, parts), parts, None)[0]
 
 
 def with_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor | np.ndarray]) -> None:
@@ -165,14 +186,28 @@ def measure(
     fit: bool,
     limit: float,
     had: Collection[str],
+    divergence: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one record for each row, the checkpoint itself first; without rows that `had` names."""
+    """Yield one record for each row, the checkpoint itself first; without rows that `had` names.
+    `divergence`: measure it, too, which keeps the checkpoint's answers in memory.
+    """
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     before = {name: value.clone() for name, value in network.named_parameters()}
+    expected = {text: list(answers(network, parts)) for text, parts in texts.items()} if divergence else {}
+
+    def scored() -> dict[str, dict[str, float]]:
+        both = {
+            text: scores(answers(network, parts), parts, expected.get(text)) for text, parts in texts.items()
+        }
+        found = {"perplexity": {text: value for text, (value, _) in both.items()}}
+        if divergence:
+            found["divergence"] = {text: apart for text, (_, apart) in both.items() if apart is not None}
+        return found
+
     if FLOAT not in had:
         yield {
             "name": FLOAT,
-            "perplexity": {name: perplexity(network, parts) for name, parts in texts.items()},
+            **scored(),
             "bytes": 4 * sum(value.numel() for value in before.values() if value.ndim == 2),
         }
 
@@ -181,7 +216,7 @@ def measure(
             record, weights = quantized(row, model, calibrate, Path(name), limit)
             if "reason" not in record:
                 with_weights(network, before | load_file(weights))
-                record["perplexity"] = {text: perplexity(network, parts) for text, parts in texts.items()}
+                record |= scored()
         return {"name": row.name, "maker": row.maker, **record}
 
     fitted: set[int] = set()
@@ -199,7 +234,12 @@ def show(records: list[dict[str, Any]], title: str) -> None:
     base = records[0]["perplexity"]
     done = sorted((record for record in records if "reason" not in record), key=lambda one: one["bytes"])
     table = Table(title=title)
-    columns = [part for text in base for part in (text, "over float32", "nearfar's, no larger")]
+    apart = any("divergence" in record for record in records)
+    columns = [
+        part
+        for text in base
+        for part in (text, "over float32", "nearfar's, no larger", *(["divergence"] if apart else []))
+    ]
     for heading in ("", "MB", *columns, "minutes", "peak MB"):
         table.add_column(heading, justify="right" if heading else "left")
     for record in done:
@@ -214,6 +254,8 @@ def show(records: list[dict[str, Any]], title: str) -> None:
         for text, value in record["perplexity"].items():
             cells += [f"{value:.3f}", f"{100 * (value / base[text] - 1):+.2f} %"]
             cells.append(f"{min(one[text] for one in ours):.3f}" if ours else "")
+            if apart:
+                cells.append(f"{record['divergence'][text]:.5f}" if "divergence" in record else "")
         table.add_row(
             record["name"],
             f"{record['bytes'] / 1e6:.3f}",
@@ -245,6 +287,9 @@ def main() -> None:
     parser.add_argument(
         "--fit", action="store_true", help="nearfar at just the bytes of each peer's row, too"
     )
+    parser.add_argument(
+        "--divergence", action="store_true", help="from the float model, too (its answers stay in memory)"
+    )
     parser.add_argument("--sizes", default="", help="bytes of matrices, separated by commas")
     parser.add_argument("--limit-windows", type=int, default=None)
     parser.add_argument("--limit-minutes", type=float, default=60, help="of a row, by default %(default)s")
@@ -271,7 +316,9 @@ def main() -> None:
     had = {record["name"] for record in records}
     limit = 60 * options.limit_minutes
     count = len(next(iter(texts.values())))
-    for record in measure(options.model, texts, wanted, options.calibrate, options.fit, limit, had):
+    for record in measure(
+        options.model, texts, wanted, options.calibrate, options.fit, limit, had, options.divergence
+    ):
         records.append(record)
         if options.json:
             report = {"model": options.model.name, "windows": count, "results": records}

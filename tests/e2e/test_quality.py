@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nearfar.build.options import BuildOptions
@@ -183,3 +184,14 @@ def test_codes_that_are_kept_are_not_looked_for(tmp_path: Path, makes: Makes, ow
     found = quantization(tmp_path / "anew")
     assert {m["carried"] for m in found["matrices"]} == {"requantized"}
     assert "weighted" in found["method"]
+
+
+def test_a_row_of_the_benchmark_tells_perplexity_and_how_far_it_is_from_the_float_model() -> None:
+    """Two tokens to predict, of a vocabulary of two."""
+    window = torch.tensor([[0, 1, 0]])
+    found = torch.tensor([[0.5, 0.5], [0.75, 0.25]]).log()
+    expected = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
+    perplexity, apart = quality.scores([found], [window], [expected])
+    assert perplexity == pytest.approx((0.5 * 0.75) ** -0.5)
+    assert apart == pytest.approx(0.5 * (0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)))
+    assert quality.scores([found], [window], None) == (pytest.approx(perplexity), None)
