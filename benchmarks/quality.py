@@ -195,9 +195,10 @@ def measure(
     before = {name: value.clone() for name, value in network.named_parameters()}
     expected = {text: list(answers(network, parts)) for text, parts in texts.items()} if divergence else {}
 
-    def scored() -> dict[str, dict[str, float]]:
+    def scored(known: Mapping[str, list[torch.Tensor]]) -> dict[str, dict[str, float]]:
         both = {
-            text: scores(answers(network, parts), parts, expected.get(text)) for text, parts in texts.items()
+            text: scores(known.get(text) or answers(network, parts), parts, expected.get(text))
+            for text, parts in texts.items()
         }
         found = {"perplexity": {text: value for text, (value, _) in both.items()}}
         if divergence:
@@ -207,7 +208,7 @@ def measure(
     if FLOAT not in had:
         yield {
             "name": FLOAT,
-            **scored(),
+            **scored(expected),
             "bytes": 4 * sum(value.numel() for value in before.values() if value.ndim == 2),
         }
 
@@ -216,7 +217,7 @@ def measure(
             record, weights = quantized(row, model, calibrate, Path(name), limit)
             if "reason" not in record:
                 with_weights(network, before | load_file(weights))
-                record |= scored()
+                record |= scored({})
         return {"name": row.name, "maker": row.maker, **record}
 
     fitted: set[int] = set()

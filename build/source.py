@@ -33,11 +33,11 @@ from nearfar.format.answers import AnswerFormat
 from nearfar.format.sampling import NOTHING, SamplingDefaults
 from nearfar.kernels.quantized import Matrix, StorableMatrices
 from nearfar.step.config import ConfigReader
+from nearfar.step.kinds import CONFIG
 from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading, read_model, without_prefix
 
-CONFIG = "config.json"
 PAIRS_ALONE = StorableMatrices.pairs()
 
 

@@ -155,7 +155,7 @@ def _is_scheme(rows: StoredMatrix | StoredRows, k: int) -> bool:
     return (
         rows.bits in CODE_BITS
         and rows.group_size in GROUP_SIZES
-        and k % rows.group_size == long % rows.group_size == k % long == 0
+        and long % rows.group_size == k % long == 0
         and (scales.bits in SCALE_BITS if scales.superblock else scales.bits == HALF)
         and (scales.table is None or (rows.bits == TABLE_BITS and not scales.offsets))
     )

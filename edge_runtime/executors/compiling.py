@@ -49,8 +49,8 @@ class Compiler(Generic[Made]):
         self._futures: dict[Content, Future[Made]] = {}
         self._wanted: deque[tuple[str, Kernel]] = deque()
         self._later: deque[tuple[str, Kernel]] = deque()
-        self._running: set[threading.Thread] = set()
-        self._started: list[threading.Thread] = []  # those in `_running`, and others that may not have ended
+        self._working = 0  # threads that take kernels
+        self._started: list[threading.Thread] = []  # these, and others that may not have ended
         self._closed = False
         self._fresh = False  # a pipeline was made since `rest` was last called
 
@@ -62,14 +62,14 @@ class Compiler(Generic[Made]):
         """
         with self._lock:
             asked = [self._ask(name, kernel, later) for name, kernel in kernels]
-            missing = min(self._threads, len(self._wanted) + len(self._later)) - len(self._running)
+            missing = min(self._threads, len(self._wanted) + len(self._later)) - self._working
             self._started = [thread for thread in self._started if thread.is_alive()]
             for _ in range(missing):
                 # The thread is started before close() can find it: a thread that has not been started cannot
                 # be joined.
                 thread = threading.Thread(target=self._work, name="nearfar-compile", daemon=True)
                 thread.start()
-                self._running.add(thread)
+                self._working += 1
                 self._started.append(thread)
         return asked
 
@@ -113,8 +113,8 @@ class Compiler(Generic[Made]):
         while True:
             with self._lock:
                 if self._closed or not (self._wanted or self._later):
-                    if rested or self._closed or len(self._running) > 1:
-                        self._running.discard(threading.current_thread())
+                    if rested or self._closed or self._working > 1:
+                        self._working -= 1
                         return
                     found = None
                 else:

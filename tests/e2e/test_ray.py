@@ -20,6 +20,7 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import device
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built
+from tests.support.processes import descendants_that_run
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: nearfar[ray]"
@@ -45,8 +46,7 @@ class RayServer:
 
     def replicas(self) -> list[psutil.Process]:
         """The processes of the engine's replicas."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if "ServeReplica:nearfar:Engine" in " ".join(child.cmdline())]
+        return descendants_that_run(psutil.Process(self.process.pid), "ServeReplica:nearfar:Engine")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from nearfar.routing import HybridClient
 from tests.shared_data import shared_data
 from tests.support import commands
 from tests.support.artifacts import Built
-from tests.support.processes import descendants_run
+from tests.support.processes import descendants_that_run
 from tests.support.proxy import Proxy
 
 PATIENCE = 240
@@ -136,7 +136,7 @@ def test_a_program_can_be_pinned(serve: Serve, artifact: Path) -> None:
 def test_the_grammar_compiler_runs_before_it_is_asked_for(serve: Serve, artifact: Path) -> None:
     server = psutil.Process(serve(artifact, "--threads", "1").process.pid)
     deadline = time.monotonic() + PATIENCE
-    while not descendants_run(server, "grammars.child"):
+    while not descendants_that_run(server, "grammars.child"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 

@@ -36,13 +36,14 @@ def pool_thread_ids() -> set[str]:
     return found
 
 
-def descendants_run(process: psutil.Process, text: str) -> bool:
-    """Whether a descendant of the process has this text in its command. A descendant may end meanwhile."""
+def descendants_that_run(process: psutil.Process, text: str) -> list[psutil.Process]:
+    """The descendants of the process that have this text in their command. A descendant may end meanwhile."""
+    found = []
     for each in process.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # also of a zombie
             if text in " ".join(each.cmdline()):
-                return True
-    return False
+                found.append(each)
+    return found
 
 
 def asleep(threads: set[str]) -> bool:

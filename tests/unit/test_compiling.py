@@ -161,7 +161,7 @@ def test_closing_waits_for_a_thread_that_has_done_its_work(monkeypatch: pytest.M
     compiler = Compiler(lambda name, _: name, 1)
     (made,) = compiler.begin([kernel("a")])
     assert made.result(PATIENCE) == "a"
-    while compiler._running:
+    while compiler._working:
         pass
     compiler.close()
     assert not any(thread.name == "nearfar-compile" for thread in threading.enumerate())

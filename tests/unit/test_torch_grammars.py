@@ -20,7 +20,7 @@ from nearfar.fallback_server.torch_engine.client import TorchBackend
 from nearfar.fallback_server.torch_engine.messages import Forget, Learn, encode
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from tests.support.late import late
-from tests.support.processes import descendants_run
+from tests.support.processes import descendants_that_run
 from tests.support.servers import tiny_checkpoint
 from tests.support.torch_rig import GREEDY, Rig, model
 
@@ -170,11 +170,11 @@ async def test_the_compiler_runs_before_it_is_asked_for(checkpoint: Path) -> Non
     backend = await TorchBackend.load(checkpoint, options)
     try:
         async with asyncio.timeout(60):
-            while not descendants_run(psutil.Process(), "grammars.child"):
+            while not descendants_that_run(psutil.Process(), "grammars.child"):
                 await asyncio.sleep(0.05)
     finally:
         await backend.close()
-    assert not descendants_run(psutil.Process(), "grammars.child")
+    assert not descendants_that_run(psutil.Process(), "grammars.child")
 
 
 def test_what_is_kept_is_bounded_by_bytes() -> None:

@@ -9,21 +9,26 @@ from nearfar.build.weights.gguf.header import Type
 from nearfar.build.weights.quantized.affine import Affine, AffineFormat
 from nearfar.build.weights.quantized.contract import RequiredTensor
 from nearfar.build.weights.quantized.gguf_blocks import BLOCKS, read_rows
-from nearfar.format.scales import GROUP_SIZES, PAIRS
+from nearfar.format.scales import GROUP_SIZES, HALF, PAIRS
 from nearfar.step.reading import DRAFTS
 
 MUCH = 1.5
 """The least growth of a type's weights that is told to the user."""
 
 
-SMALL = 4 + 32 / GROUP_SIZE
+def _in_pairs(bits: int, group: int) -> float:
+    """Bits of a weight whose groups have a float16 scale and offset each."""
+    return bits + PAIRS.values * HALF / group
+
+
+SMALL = _in_pairs(4, GROUP_SIZE)
 """Bits of a weight after --requantize q4."""
 
 
 def _bits(kind: Type) -> float:
-    """Bits of a weight of a type with a float16 scale and offset in each group."""
+    """Bits of a weight of a type, in float16 pairs."""
     blocks = BLOCKS[kind.name]
-    return blocks.bits + 32 / min(blocks.group, GROUP_SIZES[-1])
+    return _in_pairs(blocks.bits, min(blocks.group, GROUP_SIZES[-1]))
 
 
 def _growth(kind: Type) -> float:

@@ -19,7 +19,9 @@ Expr = Any
 LARGEST = 65504.0  # the largest float16
 EXPONENT = 112 << 23  # the difference of the two formats' exponents, in float32's bits
 SIGN_AND_NUMBER = ~(7 << 28)
-"""The bits that a float16 has after a move by 13 places: of its 16 copies of the sign, three are cut out."""
+"""The bits that stay of a float16, whose sign is extended, after a move by 13 places: of four copies of the
+sign the highest alone.
+"""
 
 
 def by_hand(unit: Unit, dtype: str) -> bool:
