@@ -14,6 +14,7 @@ they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -205,12 +206,11 @@ def _probe_bits(schemes: Iterable[Scheme]) -> int:
 
 def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, Scheme]:
     """Choose a scheme for each matrix, at most `budget` bytes in all, with the least loss that the hulls
-    allow. Raises BuildError where even the smallest schemes take more bytes.
+    allow; a budget for the smallest schemes at least.
     """
     steps = {name: list(_hull(cost)) for name, cost in costs.items()}
     chosen = {name: found[0] for name, found in steps.items()}
     spent = sum(costs[name].size[scheme] for name, scheme in chosen.items())
-    _check_room(budget, spent)
 
     def step(name: str, at: int) -> tuple[float, str, int]:
         """The sort key of a matrix's next step: what it gains per byte, the largest gain first."""
@@ -231,15 +231,6 @@ def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, Scheme]:
         if at + 2 < len(steps[name]):
             heapq.heappush(waiting, step(name, at + 1))
     return chosen
-
-
-def _check_room(budget: int, least: int) -> None:
-    """Raise BuildError where the matrices take `least` bytes with the fewest bits, more than `budget`."""
-    if least > budget:
-        raise BuildError(
-            f"the requested size leaves {show_size(max(budget, 0))} for the matrices, which have "
-            f"{show_size(least)} with {min(CODE_BITS)} bits each: request more"
-        )
 
 
 def _hull(costs: Costs) -> Iterator[Scheme]:
@@ -276,7 +267,20 @@ def allocated(
     else:
         budget = fit - sum(source.bytes_of(param) for param in source.params if param.name not in quantized)
     # Shapes alone decide whether the budget suffices, so a build is refused before it measures.
-    _check_room(budget, sum(_least_bytes(matrix, source) for matrix in quantized.values()))
+    least = sum(_least_bytes(matrix, source) for matrix in quantized.values())
+    if least > budget:
+        fewest = f"with {min(CODE_BITS)} bits in each matrix"
+        if fit is None:
+            mean = math.ceil(800 * least / sum(matrix.n * matrix.k for matrix in quantized.values())) / 100
+            raise BuildError(
+                f"--bits {bits:g} is too few: {fewest}, scales included, the mean is {mean:g}: use --bits "
+                f"{mean:g} or more"
+            )
+        whole = math.ceil((fit - budget + least) / 10**5) / 10
+        raise BuildError(
+            f"--fit {show_size(fit)} is too small: {fewest} the weights have {whole:g} MB: use --fit "
+            f"{whole:g}MB or more"
+        )
     return with_schemes(source, allocate(measure(source, text, advance), budget))
 
 

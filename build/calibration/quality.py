@@ -37,7 +37,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
     _check_scales(options, source)
     if options.quality not in QUALITIES:
         raise BuildError(f"unknown quality {options.quality!r}: use {', '.join(QUALITIES)}")
-    _check_size(options)
+    _check_size(options, source)
     if options.quality == "fast":
         if options.calibrate is not None and not options.rounds_keys:
             raise BuildError(
@@ -62,15 +62,16 @@ def _kept(options: BuildOptions, source: Source) -> str:
     return f"{options.checkpoint} ({source.quantized.name if source.quantized is not None else ''})"
 
 
-def _check_quantizes(source: Source, asked: str, why: str) -> None:
+def _check_quantizes(source: Source, asked: str, why: str, also: str = "") -> None:
     """Raise BuildError where a build quantizes nothing. `asked`: an option with its value that chooses how to
-    quantize; `why`: what it does, and that the checkpoint's codes are kept.
+    quantize; `why`: what it does, and that the checkpoint's codes are kept; `also`: what it needs in addition
+    to --requantize.
     """
     option = asked.partition(" ")[0]
     if source.keeps:
         raise BuildError(
             f"{asked} {why}: leave {option} out, or quantize them again with --requantize "
-            f"{source.scheme.name}"
+            f"{source.scheme.name}{also}"
         )
     if not source.scheme.bits:
         raise BuildError(
@@ -99,14 +100,18 @@ def with_storable(options: BuildOptions, source: Source, held: Mapping[str, Stor
     return source.stored_as(chosen)
 
 
-def _check_size(options: BuildOptions) -> None:
-    """Reject a size that is given in two ways, or with a quality that measures nothing."""
+def _check_size(options: BuildOptions, source: Source) -> None:
+    """Reject a size that is given in two ways, for codes that are kept, or with a quality that measures
+    nothing.
+    """
     given = [f"--bits {options.bits:g}"] if options.bits is not None else []
     given += [f"--fit {show_size(options.fit)}"] if options.fit is not None else []
     if not given:
         return
     if len(given) > 1:
         raise BuildError(f"{' and '.join(given)} are two sizes: leave one of them out")
+    kept = _kept(options, source)
+    _check_quantizes(source, given[0], f"chooses bits, but the codes of {kept} are kept", " --quality best")
     if options.quality == "fast":
         raise BuildError(f"{given[0]} needs to measure what each matrix loses: add --quality best, or good")
     if options.quant is not None:

@@ -47,10 +47,6 @@ class DirectoryCheckpoint:
     """
 
     config_file = "config.json"
-    config_source = "config.json"
-    mismatch_advice = (
-        "Check that config.json and the weights belong together (adapters must be merged first)."
-    )
     lists: tuple[str, ...] = (INDEX,)
     """Files that say where the tensors are."""
 
@@ -63,6 +59,18 @@ class DirectoryCheckpoint:
         self.entries = entries
         self.shapes = {tensor: entry.shape for tensor, entry in entries.items()}
         self.dtypes = {tensor: entry.dtype for tensor, entry in entries.items()}
+
+    @property
+    def config_source(self) -> str:
+        """See container.Checkpoint."""
+        return self.config_file
+
+    @property
+    def mismatch_advice(self) -> str:
+        """See container.Checkpoint."""
+        return (
+            f"Check that {self.config_file} and the weights belong together (adapters must be merged first)."
+        )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         """Read a tensor in its own dtype (float32, float16, ml_dtypes.bfloat16, …); with start/stop only

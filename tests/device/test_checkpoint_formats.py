@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,6 +211,23 @@ def test_what_is_not_read_is_named(made: Made, said: str, tmp_path: Path) -> Non
     root = made.write(tmp_path / "x")
     with pytest.raises(CheckpointError, match=said):
         carry_all(root)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("rms_norm_eps", "small", r'x: rms_norm_eps is "small"'),
+        ("vocab_size", 300, r"(?s)not those that mlc-chat-config\.json describes.*Check that mlc-chat-config"),
+    ],
+)
+def test_errors_of_an_mlc_folder_name_its_own_config(
+    key: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    made = mlc()
+    made.config["model_config"][key] = value
+    with pytest.raises(CheckpointError, match=said) as error:
+        open_source(BuildOptions(str(made.write(tmp_path / "x")), tmp_path))
+    assert " config.json" not in str(error.value)
 
 
 def test_build_and_inspect_say_what_became_of_the_weights(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path, makes: Makes, own: P
         (["--fit", "huge", "--quality", "good"], "--fit must be a size such as 512MB"),
         (
             ["--fit", "100kB", "--quality", "good"],
-            "for the matrices, which have",
+            "is too small: with 2 bits in each matrix the weights have",
         ),
         (["--bits", "4", "--quant", "q4", "--quality", "good"], "--quant q4 says the bits of every matrix"),
         (
@@ -178,6 +178,10 @@ def test_codes_that_are_kept_are_not_looked_for(tmp_path: Path, makes: Makes, ow
     assert done.returncode == 1
     text = " ".join(done.stderr.split())
     assert "are kept: leave --quality out, or quantize them again with --requantize q3" in text
+    done = nearfar("build", kept, "--target", "mlx", "--fit", "1MB", "-o", tmp_path / "x")
+    assert "leave --fit out, or quantize them again with --requantize q3 --quality best" in " ".join(
+        done.stderr.split()
+    )
     more = ("--requantize", "q2", "--quality", "good", "--calibrate", own)
     done = nearfar("build", kept, "--target", "mlx", *more, "-o", tmp_path / "anew")
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from nearfar.build.options import BuildOptions
 from nearfar.build.source import Source, open_source
 from nearfar.build.targets import target_of
 from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize
+from nearfar.edge_runtime.artifact.budget import parse_size
 from nearfar.errors import BuildError
 from nearfar.format.scales import Scales
 from nearfar.kernels.quantized import Array
@@ -67,21 +68,31 @@ def test_nothing_that_is_a_step_smaller_is_better(seed: int) -> None:
         assert loss <= best * (1 + 1e-9)
 
 
-def test_a_size_that_nothing_fits_is_refused_with_what_would() -> None:
-    with pytest.raises(BuildError, match=r"leaves 99\.0 kB .* which have 100\.0 kB with 2 bits"):
-        allocate(costs(5, 0), 99_000)
+def test_a_size_for_everything_gives_the_most_bits() -> None:
     assert set(allocate(costs(5, 0), 10**9).values()) == {Scheme(8)}
 
 
-def test_a_size_is_refused_before_anything_is_measured(
+def test_a_size_is_refused_before_anything_is_measured_with_the_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allocation, "measure", lambda *_: pytest.fail("it measured"))
+    class MeasuredError(Exception):
+        """It measured."""
+
+    def measured(*_: object) -> None:
+        raise MeasuredError
+
+    monkeypatch.setattr(allocation, "measure", measured)
     options = BuildOptions(str(checkpoint(CASES[0])), tmp_path, ("cpu",), quality="good", group_size=32)
     source, text = open_source(options), CalibrationText(np.zeros((1, 16), np.int64), "", "")
     for bits, fit in ((1.5, None), (None, 20_000), (None, 1000)):
-        with pytest.raises(BuildError, match=r"leaves [\d.]+ \w+ for .* which have [\d.]+ kB with 2 bits"):
+        with pytest.raises(BuildError, match=r"^--(bits 1\.5|fit \d+.*) is too .* use --\w+ .* more$") as error:
             allocation.allocated(source, text, bits, fit)
+        option, least = str(error.value).split("use --")[1].split()[:2]
+        with pytest.raises(MeasuredError):
+            if option == "bits":
+                allocation.allocated(source, text, float(least), None)
+            else:
+                allocation.allocated(source, text, None, parse_size(least))
 
 
 def test_bits_that_make_nothing_better_are_not_taken() -> None:
