@@ -109,6 +109,11 @@ class DotSums:
         """The eight words for 16 inputs (int32), in the order in which they are stored for one row."""
         raise NotImplementedError
 
+    @property
+    def words(self) -> int:
+        """The words of the codes of a quad."""
+        return 1
+
     def place(self, i: int, row: Expr) -> Expr:
         """The index at which word i of a row is stored: the words i of all rows are neighbours."""
         return i * self.rows + row
@@ -272,6 +277,11 @@ class PairProducts(DotSums):
         """The words (0, 2) and (1, 3) of each quad; see DotSums.inputs."""
         order = [quad + i for quad in range(0, 16, 4) for i in (0, 2, 1, 3)]
         return T.Bind(v.bits(tirx.Shuffle([T.Bind(v.cast(values, "int16x16"))], order), "int32x8"))
+
+    @property
+    def words(self) -> int:
+        """See DotSums.words."""
+        return 2
 
     def codes(self, words: Words, first: int = 0) -> list[Any]:
         """Two words of codes for each quad; see DotSums.codes.

@@ -1,10 +1,14 @@
 """Products of many rows: the codes and scales of a span of two blocks are unpacked once, and multiplied by
 all rows of a chunk while they lie in the L1 cache.
 
-A tile of four rows and two blocks reads six vectors for eight products, where eight rows and one block read
-nine; and codes of two planes, tables and scales in two levels cost as good as nothing. On a Zen 5, products
-of Q6_K and Q3_K take 0.87 to 0.91 of the time of tile after tile, of Q5_0, Q5_K and IQ4 0.94, of Q4_K 0.97,
-and of groups with float16 scales the same. Few rows gain nothing: they use the unpacked codes too seldom.
+With registers of 16 lanes a tile of four rows and two blocks reads six vectors for eight products, where
+eight rows and one block read nine; and codes of two planes, tables and scales in two levels cost as good as
+nothing. On a Zen 5, products of Q6_K and Q3_K take 0.87 to 0.91 of the time of tile after tile, of Q5_0, Q5_K
+and IQ4 0.94, of Q4_K 0.97, and of groups with float16 scales the same.
+
+Units that multiply pairs of int16 gain more, since they also make pairs of bytes: a step of 256 rows of a
+model in Q5_0, Q6_K and Q4_K takes 0.79 of the time with AVX2, of 64 rows 0.73; WebAssembly's products take
+0.7 to 0.85 (an Intel Xeon). Few rows gain nothing: they use the unpacked codes too seldom.
 """
 
 from __future__ import annotations
@@ -33,25 +37,37 @@ LEAST_ROWS = 32
 3 % slower, with 32 it was level.
 """
 BLOCKS = 2
-TILE = (4, BLOCKS * v.ROWS)
-"""Rows and columns of a tile: 16 registers of sums, 8 of outputs, and two of codes."""
 CHUNK = 256
 """Rows that use a span once it is unpacked: their outputs take 32 KiB, its codes 8. (64: to 5 % slower.)"""
 SPAN = 256
-"""The most inputs that are unpacked at a time: codes of 8 KiB."""
+"""The most inputs that are unpacked at a time: codes of 8 KiB. Pairs of int16 take half as many inputs."""
+QUADS = 2
+"""Quads of pairs that a turn of the loop multiplies: with the quads of a whole group (up to 8), LLVM orders
+products by registers of columns, and keeps the inputs that these share on the stack.
+"""
 
 
-def suit(unit: Unit, rows: int) -> bool:
-    """Whether a product of `rows` rows is computed this way."""
-    return unit.dot == "vpdpbusd" and unit.lanes == v.ROWS and rows >= LEAST_ROWS
+def tile_of(unit: Unit, rows: int) -> tuple[int, int] | None:
+    """Rows and columns of a tile where a product of `rows` rows is computed this way, None elsewhere.
+
+    Registers of 16 lanes: 16 registers of sums, 8 of outputs, and two of codes. Pairs of int16: half of the
+    registers have the sums of a block's columns.
+    """
+    if rows < LEAST_ROWS:
+        return None
+    if unit.dot == "vpdpbusd" and unit.lanes == v.ROWS:
+        return 4, BLOCKS * v.ROWS
+    if unit.dot in ("pmaddwd", "dot_i16x8"):
+        return unit.registers // 2 * unit.lanes // v.ROWS, v.ROWS
+    return None
 
 
 @dataclass(frozen=True)
 class _Unpacked:
     """Codes and scales of some spans of two blocks, in arrays on the stack.
 
-    `codes`: a register for each quad of each block; `factors`: for each group and block its scales, and its
-    offsets if there are any.
+    `codes`: for each word of each quad the registers of both blocks; `factors`: for each group the registers
+    of its scales, and of its offsets if there are any.
     """
 
     dot: DotSums
@@ -62,9 +78,15 @@ class _Unpacked:
     @classmethod
     def of(cls, dot: DotSums, layout: BlockLayout, inputs: int) -> _Unpacked:
         """Room for the codes of some inputs: whole groups."""
-        quads = inputs // packing.QUAD
-        each = inputs // layout.matrix.group * layout.matrix.scales.values
-        return cls(dot, layout, v.registers(quads * BLOCKS, v.I32X16), v.registers(each * BLOCKS))
+        quads, lanes = inputs // packing.QUAD, dot.unit.lanes
+        each, pieces = inputs // layout.matrix.group * layout.matrix.scales.values, BLOCKS * v.ROWS // lanes
+        codes = v.registers(quads * dot.words * pieces, f"int32x{lanes}")
+        return cls(dot, layout, codes, v.registers(each * pieces, f"float32x{lanes}"))
+
+    @property
+    def pieces(self) -> int:
+        """The registers of a word of both blocks."""
+        return BLOCKS * v.ROWS // self.dot.unit.lanes
 
     @property
     def quads(self) -> int:
@@ -76,39 +98,53 @@ class _Unpacked:
     ) -> None:
         """Unpack cells of a span (the first, and their number) as groups `to` and following."""
         layout, matrix = self.layout, self.layout.matrix
-        step, of_cell = turn(matrix) // packing.QUAD, layout.cell // matrix.group
-        for piece, block in enumerate(blocks):
-            scales = SpanScales(layout, unit, w, block, span).columns(v.i32(0), v.ROWS)
-            with T.serial(0, cells[1]) as i:
-                cell = T.Bind(cells[0] + i)
-                for inside in range(of_cell):
-                    in_span, group = T.Bind(cell * of_cell + inside), T.Bind(i * of_cell + (to + inside))
-                    with T.serial(0, self.quads // step) as c:
-                        held = groups.words(layout, unit, w, (block, span), cell, inside, c, v.i32(0))
-                        for quad, code in enumerate(self.dot.codes(held, inside * self.quads)):
-                            at = group * self.quads + c * step + quad
-                            v.put1(self.codes, [at * BLOCKS + piece], code)
-                    for which, factor in enumerate(scales(in_span)[: matrix.scales.values]):
-                        v.put1(self.factors, [self._factor(group, piece, which)], factor)
+        step, of_cell, n = turn(matrix) // packing.QUAD, layout.cell // matrix.group, unit.lanes
+        each, values = v.ROWS // n, matrix.scales.values
+        with T.serial(0, BLOCKS) as number:
+            block = T.Bind(blocks[0] + number * (blocks[1] - blocks[0]))
+            of_span = SpanScales(layout, unit, w, block, span)
+            with T.serial(0, each) as of_block:
+                first, piece = T.Bind(of_block * n), T.Bind(number * each + of_block)
+                scales = of_span.columns(first, n)
+                with T.serial(0, cells[1]) as i:
+                    cell = T.Bind(cells[0] + i)
+                    for inside in range(of_cell):
+                        in_span, group = T.Bind(cell * of_cell + inside), T.Bind(i * of_cell + (to + inside))
+                        with T.serial(0, self.quads // step) as c:
+                            held = groups.words(layout, unit, w, (block, span), cell, inside, c, first)
+                            for quad, code in enumerate(self.dot.codes(held, inside * self.quads)):
+                                self._put(group, c * step + quad, piece, code)
+                        for which, factor in enumerate(scales(in_span)[:values]):
+                            v.put1(self.factors, [self._factor(group, piece, which)], factor)
 
-    def code(self, group: Expr, quad: Expr, piece: int) -> Expr:
-        """The codes of a quad of a group of a block."""
-        return T.Bind(self.codes[(group * self.quads + quad) * BLOCKS + piece])
+    def _put(self, group: Expr, quad: Expr, piece: Expr, code: Any) -> None:
+        for i, word in enumerate(code if self.dot.words > 1 else [code]):
+            v.put1(self.codes, [self._code(group, quad, i, piece)], word)
 
-    def columns(self, group: Expr) -> list[tuple[Expr, Expr, Expr | None]]:
-        """A group's scales and offsets in each block, after the block's first column in a tile."""
+    def _code(self, group: Expr, quad: Expr, word: int, piece: Expr) -> Expr:
+        return ((group * self.quads + quad) * self.dot.words + word) * self.pieces + piece
+
+    def code(self, group: Expr, quad: Expr, piece: Expr) -> Any:
+        """The codes of a quad of a group in a register of columns, as `DotSums.codes` gives them."""
+        found = [T.Bind(self.codes[self._code(group, quad, i, piece)]) for i in range(self.dot.words)]
+        return found if self.dot.words > 1 else found[0]
+
+    def columns(self, group: Expr, first: Expr) -> list[tuple[Expr, Expr, Expr | None]]:
+        """A group's scales and offsets in each register of a tile, after its first column in the tile;
+        `first`: the tile's first register.
+        """
         values = self.layout.matrix.scales.values
         found = [
-            [T.Bind(self.factors[self._factor(group, piece, which)]) for which in range(values)]
-            for piece in range(BLOCKS)
+            [T.Bind(self.factors[self._factor(group, first + piece, which)]) for which in range(values)]
+            for piece in range(self.dot.pieces)
         ]
         return [
-            (v.i32(piece * v.ROWS), each[0], each[1] if values > 1 else None)
+            (v.i32(piece * self.dot.unit.lanes), each[0], each[1] if values > 1 else None)
             for piece, each in enumerate(found)
         ]
 
-    def _factor(self, group: Expr, piece: int, which: int) -> Expr:
-        return (group * BLOCKS + piece) * self.layout.matrix.scales.values + which
+    def _factor(self, group: Expr, piece: Expr, which: int) -> Expr:
+        return (group * self.pieces + piece) * self.layout.matrix.scales.values + which
 
 
 def panels(job: Linear, unit: Unit, dot: DotSums, x: Rounded, buf: dict[str, Expr]) -> None:
@@ -141,15 +177,15 @@ class _Chunk:
     first: Expr
     count: Expr
 
-    def _at(self, tile: Expr, row: int, piece: int) -> Expr:
-        return (tile * self.dot.rows + row) * BLOCKS + piece
+    def _at(self, tile: Expr, row: int, block: Any) -> Expr:
+        return (tile * self.dot.rows + row) * BLOCKS + block
 
     def compute(self, layout: BlockLayout, w: Expr, blocks: Blocks) -> None:
         """Add the products of all spans to zeros."""
         with T.serial(0, self.count * (self.dot.rows * BLOCKS)) as i:
             v.put1(self.outputs, [i], v.splat(0.0))
         cells, each = layout.matrix.k // layout.cell, layout.span // layout.cell
-        whole, at_once = cells // each, max(1, SPAN // layout.cell)
+        whole, at_once = cells // each, max(1, SPAN // self.dot.words // layout.cell)
         spans = max(n for n in range(1, max(1, at_once // each) + 1) if whole % n == 0)
         part = max(n for n in range(1, min(each, at_once) + 1) if each % n == 0)
         of_cell = layout.cell // layout.matrix.group
@@ -165,28 +201,37 @@ class _Chunk:
 
     def _add(self, held: _Unpacked, begin: Expr, count: int) -> None:
         """Add the products of `count` unpacked groups, of which the first is group `begin` of the row."""
-        matrix, dot = held.layout.matrix, self.dot
-        step = turn(matrix) // packing.QUAD
-        with T.serial(0, self.count) as tile:
-            t = T.Bind(self.first + tile)
-            acc = v.local((dot.rows, BLOCKS * v.ROWS), "float32")
-            for row in range(dot.rows):
-                for piece in range(BLOCKS):
-                    v.put(acc, [row, piece * v.ROWS], self.outputs[self._at(tile, row, piece)])
-            with T.serial(0, count) as group:
-                g = T.Bind(begin + group)
-                sums = groups.begun(dot, self.x, t, g)
-                with T.serial(0, held.quads // step) as c:
-                    codes = [
-                        [held.code(group, c * step + quad, piece) for quad in range(step)]
-                        for piece in range(BLOCKS)
-                    ]
-                    at = T.Bind((g * (matrix.group // 2) + c * (step * 2)) * dot.rows)
-                    dot.add(sums, codes, InputReader(self.unit, self.x.words, t, at))
-                groups.ended(dot, self.unit, self.x, t, g, sums, held.columns(group), acc)
-            for row in range(dot.rows):
-                for piece in range(BLOCKS):
-                    v.put1(self.outputs, [self._at(tile, row, piece)], v.lanes(acc, [row, piece * v.ROWS]))
+        runs = held.pieces // self.dot.pieces
+        with T.serial(0, runs) as run, T.serial(0, self.count) as tile:
+            self._add_tile(held, begin, count, tile, run)
+
+    def _add_tile(self, held: _Unpacked, begin: Expr, count: int, tile: Expr, run: Expr) -> None:
+        """Add the products of a tile: of run `run` of the columns of both blocks."""
+        dot, matrix = self.dot, held.layout.matrix
+        blocks, first = dot.pieces * self.unit.lanes // v.ROWS, T.Bind(run * dot.pieces)
+        step = QUADS if dot.words > 1 else turn(matrix) // packing.QUAD
+        places = [
+            (row, block, self._at(tile, row, run * blocks + block))
+            for row in range(dot.rows)
+            for block in range(blocks)
+        ]
+        t = T.Bind(self.first + tile)
+        acc = v.local((dot.rows, blocks * v.ROWS), "float32")
+        for row, block, at in places:
+            v.put(acc, [row, block * v.ROWS], self.outputs[at])
+        with T.serial(0, count) as group:
+            g = T.Bind(begin + group)
+            sums = groups.begun(dot, self.x, t, g)
+            with T.serial(0, held.quads // step) as c:
+                codes = [
+                    [held.code(group, c * step + quad, first + piece) for quad in range(step)]
+                    for piece in range(dot.pieces)
+                ]
+                at = T.Bind((g * (matrix.group // 2) + c * (step * 2)) * dot.rows)
+                dot.add(sums, codes, InputReader(self.unit, self.x.words, t, at))
+            groups.ended(dot, self.unit, self.x, t, g, sums, held.columns(group, first), acc)
+        for row, block, at in places:
+            v.put1(self.outputs, [at], v.lanes(acc, [row, block * v.ROWS]))
 
     def store(self, buf: dict[str, Expr], blocks: Blocks, count: int) -> None:
         """Store the outputs of both blocks; a last block without a neighbour is stored once."""

@@ -95,11 +95,11 @@ class _Way:
     @staticmethod
     def of(job: Linear, unit: Unit, rows: int, first: int) -> _Way:
         """The way that suits a number of rows."""
-        in_panels = linear_panels.suit(unit, rows)
-        shape = linear_panels.TILE if in_panels else tile(unit, rows, SUMS[unit.dot])
+        in_panels = linear_panels.tile_of(unit, rows)
+        shape = in_panels or tile(unit, rows, SUMS[unit.dot])
         pieces = tuple((piece, products(unit, piece.matrix, *shape)) for piece in placed(job.matrix))
         roundings = Rounding.of([dot for _, dot in pieces])
-        return _Way(job, rows, pieces, tuple(roundings), first, in_panels)
+        return _Way(job, rows, pieces, tuple(roundings), first, in_panels is not None)
 
     def opened(self, job: Linear) -> _Way:
         """A copy of the way for a job with a symbolic number of rows."""
@@ -116,13 +116,13 @@ class _Way:
             at = self.first + 2 * i
             held = rounding.inputs(buf[f"scratch:{at}"], buf[f"scratch:{at + 1}"])
             rounded[rounding.dot.matrix.group] = held
-        together = linear_panels.TILE[0] if self.in_panels else 1
+        together = self.pieces[0][1].rows if self.in_panels else 1
         with v.rows(self.rows // together) as m:
             values = [values_of(self.job, buf, m * together + row) for row in range(together)]
             for rounding in self.roundings:
                 x = rounded[rounding.dot.matrix.group]
                 if self.in_panels:
-                    rounding.write_four(values, m, x.words, x.numbers)
+                    rounding.write_tile(values, m, x.words, x.numbers)
                 else:
                     rounding.write(values[0], m, x.words, x.numbers)
         for i, (piece, dot) in enumerate(self.pieces):

@@ -72,8 +72,8 @@ class Rounding:
                 for j in range(WORDS):
                     v.put1(words, [t, first + dot.place(j, r)], tirx.Shuffle([held], [j]))
 
-    def write_four(self, values: Sequence[ValueAt], t: Expr, words: Expr, numbers: Expr) -> None:
-        """Round the four rows of tile t, whose words are neighbours; see `write`.
+    def write_tile(self, values: Sequence[ValueAt], t: Expr, words: Expr, numbers: Expr) -> None:
+        """Round the rows of tile t, two or four, whose words are neighbours; see `write`.
 
         Storing word by word took 1.2 to 1.5 times as long.
         """

@@ -58,7 +58,7 @@ def test_steps_share_their_functions(job, tmp_path):
     many rows, those of many rows.
     """
     kernels, once = compiled([job], tmp_path)
-    panels = isinstance(job, Linear) and job.matrix.quantized and linear_panels.suit(HERE, 32)
+    panels = isinstance(job, Linear) and job.matrix.quantized and bool(linear_panels.tile_of(HERE, 32))
     many = compiled([rows_of(job, rows) for rows in (8, 16, 32, 64, 256)], tmp_path)
     assert many == (5 * kernels, once + panels)
     few = compiled([rows_of(job, rows) for rows in (1, 2, 4, 16)], tmp_path)
