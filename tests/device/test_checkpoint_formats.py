@@ -217,12 +217,14 @@ def test_what_is_not_read_is_named(made: Made, said: str, tmp_path: Path) -> Non
     ("key", "value", "said"),
     [
         ("rms_norm_eps", "small", r'x: rms_norm_eps is "small"'),
-        ("vocab_size", 300, r"(?s)not those that mlc-chat-config\.json describes.*Check that mlc-chat-config"),
+        (
+            "vocab_size",
+            300,
+            r"(?s)not those that mlc-chat-config\.json describes.*Check that mlc-chat",
+        ),
     ],
 )
-def test_errors_of_an_mlc_folder_name_its_own_config(
-    key: str, value: Any, said: str, tmp_path: Path
-) -> None:
+def test_errors_of_an_mlc_folder_name_its_own_config(key: str, value: Any, said: str, tmp_path: Path) -> None:
     made = mlc()
     made.config["model_config"][key] = value
     with pytest.raises(CheckpointError, match=said) as error:

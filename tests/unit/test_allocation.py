@@ -85,14 +85,14 @@ def test_a_size_is_refused_before_anything_is_measured_with_the_least(
     options = BuildOptions(str(checkpoint(CASES[0])), tmp_path, ("cpu",), quality="good", group_size=32)
     source, text = open_source(options), CalibrationText(np.zeros((1, 16), np.int64), "", "")
     for bits, fit in ((1.5, None), (None, 20_000), (None, 1000)):
-        with pytest.raises(BuildError, match=r"^--(bits 1\.5|fit \d+.*) is too .* use --\w+ .* more$") as error:
+        with pytest.raises(
+            BuildError, match=r"^--(bits 1\.5|fit \d+.*) is too .* use --\w+ .* more$"
+        ) as error:
             allocation.allocated(source, text, bits, fit)
         option, least = str(error.value).split("use --")[1].split()[:2]
+        enough = (float(least), None) if option == "bits" else (None, parse_size(least))
         with pytest.raises(MeasuredError):
-            if option == "bits":
-                allocation.allocated(source, text, float(least), None)
-            else:
-                allocation.allocated(source, text, None, parse_size(least))
+            allocation.allocated(source, text, *enough)
 
 
 def test_bits_that_make_nothing_better_are_not_taken() -> None:
