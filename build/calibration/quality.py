@@ -110,8 +110,9 @@ def _check_size(options: BuildOptions, source: Source) -> None:
         return
     if len(given) > 1:
         raise BuildError(f"{' and '.join(given)} are two sizes: leave one of them out")
-    kept = _kept(options, source)
-    _check_quantizes(source, given[0], f"chooses bits, but the codes of {kept} are kept", " --quality best")
+    if source.keeps:
+        why = f"chooses bits, but the codes of {_kept(options, source)} are kept"
+        _check_quantizes(source, given[0], why, " --quality best")
     if options.quality == "fast":
         raise BuildError(f"{given[0]} needs to measure what each matrix loses: add --quality best, or good")
     if options.quant is not None:

@@ -152,6 +152,10 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path, makes: Makes, own: P
         ),
         (["--bits", "4", "--quant", "q4", "--quality", "good"], "--quant q4 says the bits of every matrix"),
         (
+            ["--fit", "1MB", "--quant", "none", "--quality", "good"],
+            "--quant none says the bits of every matrix",
+        ),
+        (
             ["--quality", "best", "--quant", "none"],
             "is for quantized weights, and these are not to be quantized",
         ),

@@ -118,9 +118,9 @@ class DotSums:
         """The index at which word i of a row is stored: the words i of all rows are neighbours."""
         return i * self.rows + row
 
-    def codes(self, words: Words, first: int = 0) -> list[Any]:
-        """The codes of each quad of a turn, unpacked from registers of words; `first`: the quad of its cell
-        (packing.BlockLayout) with which the turn's group begins.
+    def codes(self, words: Words, first: int = 0) -> list[list[Expr]]:
+        """The words of codes of each quad of a turn, unpacked from registers of words; `first`: the quad of
+        its cell (packing.BlockLayout) with which the turn's group begins.
         """
         raise NotImplementedError
 
@@ -140,8 +140,8 @@ class DotSums:
                 v.put1(sums, [at], T.Bind(v.splat(start, self.unit.lanes)))
         return sums
 
-    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: InputReader) -> None:
-        """Add the products of a turn: codes[piece][quad] with the inputs of the same quads."""
+    def add(self, sums: Expr, codes: Sequence[Sequence[Sequence[Expr]]], inputs: InputReader) -> None:
+        """Add the products of a turn: codes[piece][quad][word] with the inputs of the same quads."""
         for quad in range(len(codes[0])):
             for which in range(2):
                 for row in range(self.rows):
@@ -158,7 +158,7 @@ class DotSums:
             return total
         return T.Bind(total + (self._whole(sums, at + self._each // 2) >> self._splat(4)))
 
-    def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
+    def _multiply(self, sums: Expr, at: int, codes: Sequence[Expr], which: int, x: Expr) -> None:
         """Add products to sums[at …]; `which`: whether x is the first or second word of a quad."""
         raise NotImplementedError
 
@@ -209,10 +209,10 @@ class Bytes(DotSums):
         both = [T.Bind(v.bits(v.cast(half, "int8x16"), "int32x4")) for half in (high, low)]
         return T.Bind(tirx.Shuffle(both, self.ORDER))
 
-    def codes(self, words: Words, first: int = 0) -> list[Any]:
+    def codes(self, words: Words, first: int = 0) -> list[list[Expr]]:
         """One word of codes for each quad; see DotSums.codes."""
         found = [self._looked_up(self._word(words, quad, first)) for quad in self._quads()]
-        return [T.Bind(code ^ self._splat(0x80808080)) for code in found] if self.offset else found
+        return [[T.Bind(code ^ self._splat(0x80808080)) if self.offset else code] for code in found]
 
     def _word(self, words: Words, quad: int, first: int) -> Expr:
         """The codes of a quad; NEON shifts bytes, so codes in a byte's highest bits need no mask."""
@@ -223,13 +223,13 @@ class Bytes(DotSums):
         down = v.isplat(at * plane.bits, "uint8", 4 * self.unit.lanes)
         return T.Bind(v.bits(v.bits(words[0][word], f"uint8x{4 * self.unit.lanes}") >> down, self._vector))
 
-    def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
+    def _multiply(self, sums: Expr, at: int, codes: Sequence[Expr], which: int, x: Expr) -> None:
         lanes = self.unit.lanes
         name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
         if self.unit.dot == "vpdpbusd":
             name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         product = v.intrin(
-            self._vector, name, sums[at + which], *(v.bits(a, f"int8x{4 * lanes}") for a in (codes, x))
+            self._vector, name, sums[at + which], *(v.bits(a, f"int8x{4 * lanes}") for a in (codes[0], x))
         )
         v.put1(sums, [at + which], product)
 
@@ -246,14 +246,14 @@ class Squares(Bytes):
         """The index of word i: the four words of eight inputs are neighbours; see DotSums.place."""
         return (i // 4 * self.rows + row) * 4 + i % 4
 
-    def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: InputReader) -> None:
+    def add(self, sums: Expr, codes: Sequence[Sequence[Sequence[Expr]]], inputs: InputReader) -> None:
         """Add the products of a turn; see DotSums.add."""
         for quad in range(0, len(codes[0]), 2):
             for row in range(self.rows):
                 x = inputs.vector(self.place(quad * 2, row))
                 for piece, of in enumerate(codes):
                     for half, lanes in enumerate(((0, 4, 1, 5), (2, 6, 3, 7))):
-                        two = T.Bind(tirx.Shuffle([of[quad], of[quad + 1]], lanes))
+                        two = T.Bind(tirx.Shuffle([of[quad][0], of[quad + 1][0]], lanes))
                         self._square(sums, self._at(row, piece) + half, two, x)
 
     def _square(self, sums: Expr, at: int, codes: Expr, x: Expr) -> None:
@@ -283,7 +283,7 @@ class PairProducts(DotSums):
         """See DotSums.words."""
         return 2
 
-    def codes(self, words: Words, first: int = 0) -> list[Any]:
+    def codes(self, words: Words, first: int = 0) -> list[list[Expr]]:
         """Two words of codes for each quad; see DotSums.codes.
 
         Codes of one plane are masked as pairs. Others are put together as bytes, which are then made pairs:
@@ -304,7 +304,7 @@ class PairProducts(DotSums):
         halves = v.bits(values, f"uint16x{lanes}") >> v.isplat(8, "uint16", lanes)
         return [T.Bind(values & self._splat(0x00FF00FF)), T.Bind(v.bits(halves, self._vector))]
 
-    def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
+    def _multiply(self, sums: Expr, at: int, codes: Sequence[Expr], which: int, x: Expr) -> None:
         pairs, x = (v.bits(a, f"int16x{2 * self.unit.lanes}") for a in (codes[which], x))
         if self.unit.dot == "smlal":
             for half, of in enumerate((tirx.vectorlow, tirx.vectorhigh)):

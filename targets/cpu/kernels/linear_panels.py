@@ -23,7 +23,7 @@ from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import groups
 from nearfar.targets.cpu.kernels import vec as v
-from nearfar.targets.cpu.kernels.dot import DotSums, InputReader, turn
+from nearfar.targets.cpu.kernels.dot import SUMS, DotSums, InputReader, tile, turn
 from nearfar.targets.cpu.kernels.epilogue import finish_tile
 from nearfar.targets.cpu.kernels.rounded import Rounded
 from nearfar.targets.cpu.kernels.scales import SpanScales
@@ -37,6 +37,10 @@ LEAST_ROWS = 32
 3 % slower, with 32 it was level.
 """
 BLOCKS = 2
+WIDE = (4, BLOCKS * v.ROWS)
+"""Rows and columns of a tile of 16 registers of sums, 8 of outputs, and two of codes. Other tiles have as
+many rows, or a number that divides them.
+"""
 CHUNK = 256
 """Rows that use a span once it is unpacked: their outputs take 32 KiB, its codes 8. (64: to 5 % slower.)"""
 SPAN = 256
@@ -50,43 +54,36 @@ products by registers of columns, and keeps the inputs that these share on the s
 def tile_of(unit: Unit, rows: int) -> tuple[int, int] | None:
     """Rows and columns of a tile where a product of `rows` rows is computed this way, None elsewhere.
 
-    Registers of 16 lanes: 16 registers of sums, 8 of outputs, and two of codes. Pairs of int16: half of the
-    registers have the sums of a block's columns.
+    WIDE is for registers of 16 lanes; units that multiply pairs of int16 take all columns of a block.
     """
-    if rows < LEAST_ROWS:
+    if rows < LEAST_ROWS or rows % WIDE[0]:
         return None
     if unit.dot == "vpdpbusd" and unit.lanes == v.ROWS:
-        return 4, BLOCKS * v.ROWS
-    if unit.dot in ("pmaddwd", "dot_i16x8"):
-        return unit.registers // 2 * unit.lanes // v.ROWS, v.ROWS
-    return None
+        return WIDE
+    return tile(unit, rows, SUMS[unit.dot], (v.ROWS,)) if unit.dot in ("pmaddwd", "dot_i16x8") else None
 
 
 @dataclass(frozen=True)
 class _Unpacked:
     """Codes and scales of some spans of two blocks, in arrays on the stack.
 
-    `codes`: for each word of each quad the registers of both blocks; `factors`: for each group the registers
-    of its scales, and of its offsets if there are any.
+    `pieces`: the number of registers with the columns of both blocks. `codes`: these registers for each word
+    of each quad; `factors`: for each group those of its scales, and of its offsets if there are any.
     """
 
     dot: DotSums
     layout: BlockLayout
+    pieces: int
     codes: Expr
     factors: Expr
 
     @classmethod
     def of(cls, dot: DotSums, layout: BlockLayout, inputs: int) -> _Unpacked:
         """Room for the codes of some inputs: whole groups."""
-        quads, lanes = inputs // packing.QUAD, dot.unit.lanes
-        each, pieces = inputs // layout.matrix.group * layout.matrix.scales.values, BLOCKS * v.ROWS // lanes
-        codes = v.registers(quads * dot.words * pieces, f"int32x{lanes}")
-        return cls(dot, layout, codes, v.registers(each * pieces, f"float32x{lanes}"))
-
-    @property
-    def pieces(self) -> int:
-        """The registers of a word of both blocks."""
-        return BLOCKS * v.ROWS // self.dot.unit.lanes
+        lanes, values = dot.unit.lanes, inputs // layout.matrix.group * layout.matrix.scales.values
+        pieces = BLOCKS * v.ROWS // lanes
+        codes = v.registers(inputs // packing.QUAD * dot.words * pieces, f"int32x{lanes}")
+        return cls(dot, layout, pieces, codes, v.registers(values * pieces, f"float32x{lanes}"))
 
     @property
     def quads(self) -> int:
@@ -113,21 +110,18 @@ class _Unpacked:
                         with T.serial(0, self.quads // step) as c:
                             held = groups.words(layout, unit, w, (block, span), cell, inside, c, first)
                             for quad, code in enumerate(self.dot.codes(held, inside * self.quads)):
-                                self._put(group, c * step + quad, piece, code)
+                                for which, word in enumerate(code):
+                                    at = self._code(group, c * step + quad, which, piece)
+                                    v.put1(self.codes, [at], word)
                         for which, factor in enumerate(scales(in_span)[:values]):
                             v.put1(self.factors, [self._factor(group, piece, which)], factor)
-
-    def _put(self, group: Expr, quad: Expr, piece: Expr, code: Any) -> None:
-        for i, word in enumerate(code if self.dot.words > 1 else [code]):
-            v.put1(self.codes, [self._code(group, quad, i, piece)], word)
 
     def _code(self, group: Expr, quad: Expr, word: int, piece: Expr) -> Expr:
         return ((group * self.quads + quad) * self.dot.words + word) * self.pieces + piece
 
-    def code(self, group: Expr, quad: Expr, piece: Expr) -> Any:
-        """The codes of a quad of a group in a register of columns, as `DotSums.codes` gives them."""
-        found = [T.Bind(self.codes[self._code(group, quad, i, piece)]) for i in range(self.dot.words)]
-        return found if self.dot.words > 1 else found[0]
+    def code(self, group: Expr, quad: Expr, piece: Expr) -> list[Expr]:
+        """The words of a quad of a group in a register of columns."""
+        return [T.Bind(self.codes[self._code(group, quad, i, piece)]) for i in range(self.dot.words)]
 
     def columns(self, group: Expr, first: Expr) -> list[tuple[Expr, Expr, Expr | None]]:
         """A group's scales and offsets in each register of a tile, after its first column in the tile;

@@ -95,11 +95,11 @@ class _Way:
     @staticmethod
     def of(job: Linear, unit: Unit, rows: int, first: int) -> _Way:
         """The way that suits a number of rows."""
-        in_panels = linear_panels.tile_of(unit, rows)
-        shape = in_panels or tile(unit, rows, SUMS[unit.dot])
+        panel = linear_panels.tile_of(unit, rows)
+        shape = panel or tile(unit, rows, SUMS[unit.dot])
         pieces = tuple((piece, products(unit, piece.matrix, *shape)) for piece in placed(job.matrix))
         roundings = Rounding.of([dot for _, dot in pieces])
-        return _Way(job, rows, pieces, tuple(roundings), first, in_panels is not None)
+        return _Way(job, rows, pieces, tuple(roundings), first, panel is not None)
 
     def opened(self, job: Linear) -> _Way:
         """A copy of the way for a job with a symbolic number of rows."""

@@ -99,8 +99,11 @@ MANY_ROWS = share([
     linear(64, Matrix.of([Matrix(40, 256, bits, group, scales=how) for bits, group, how in STORED_AS[-4:]]),
            norm=1e-5, bias=True),
     linear(256, Matrix(80, 512, 6, 16, scales=STORED_AS[9][2])),
+    *(linear(m, Matrix(40, 256, 5, 32), norm=1e-5) for m in (33, 34)),
 ], 3)  # fmt: skip
-"""Products that unpack a span once for all rows (linear_panels.py), on units that do so."""
+"""Products that unpack a span once for all rows (linear_panels.py), on units that do so; and products of
+33 and 34 rows, which are not whole tiles.
+"""
 ONE_ROW = [
     linear(16, matrix, norm=1e-5, rows=True, x_rows=64, softcap=softcap)
     for matrix, softcap in ((Matrix(515, 192, 4, 64), None), (Matrix(64, 256, 6, 32), 2.0))

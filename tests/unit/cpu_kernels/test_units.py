@@ -31,6 +31,10 @@ JOBS = share([
       for bits, group, k, how in ODD[:2]),
     Embed(4, Matrix(40, 576, 4, 32, scales=ODD[0][3])),
     Linear(8, Matrix(70, 128, 8, 32), "float32", "float32", bias=True),
+    *(Linear(m, Matrix(72, 256, bits, group, scales=how), "float32", "float32", norm=1e-5, residual=True)
+      for (bits, group, how), m in paired(STORED_AS, (32, 64))),
+    Linear(36, Matrix(96, 192, 5, 64), "float32", "float32", gate="silu"),
+    Linear(34, Matrix(40, 256, 6, 32), "float32", "float32"),
     Linear(16, Matrix(96, 128, 4, 64), "float32", "float32", norm=1e-6, gate="silu"),
     Linear(16, Matrix(64, 172, 16), "float32", "float32"),
     Linear(1, Matrix(64, 172, 32), "float32", "float32"),
